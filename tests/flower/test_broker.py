@@ -7,8 +7,8 @@ import pytest
 from kinfed import RunError, __version__
 from kinfed_flower.server import broker as module
 from kinfed_flower.server.broker import Broker
+from kinfed_flower.server.node_traffic import Traffic
 from kinfed_flower.server.nodes import Nodes
-from kinfed_flower.server.traffic import Traffic
 from kinfed_flower.wire.messages import Failure, Message, Node
 
 EXAMPLES = {"shape": [6], "outputs": 3, "task": {"name": "Classification", "classes": 3}, "columns": []}

@@ -958,7 +958,9 @@ def test_a_column_that_is_constant_at_a_site_that_joins_has_the_scale_of_all():
     words = {"statistics": {"price": disclosure.to_json(known)}, "answers": disclosure.to_json(known), "rows": 12}
     greeting = {"plans": [{}], "experiment": "run"}
     reply = {"new": messages.Message(words, {})}
-    broker = SimpleNamespace(request=lambda kind, asked, needed, problem: reply, greeting=greeting)
+    broker = SimpleNamespace(
+        request=lambda kind, asked, needed, problem: reply, nodes=SimpleNamespace(greeting=greeting)
+    )
     planned = SimpleNamespace(table={"federation": {"split": {}}}, learning=SimpleNamespace(seed=0))
     scale = {"mean": 3.0, "deviation": 2.0, "median": 3.0}
     description = {"clients": {"a": {"price": scale}}, "inputs": [{"name": "price", **scale}]}

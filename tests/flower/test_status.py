@@ -13,8 +13,8 @@ from kinfed_flower.programs import authentication, ending, status, superlink
 from kinfed_flower.programs.site_check import Here
 from kinfed_flower.server import monitoring, server, status_file
 from kinfed_flower.server.broker import Broker
+from kinfed_flower.server.node_traffic import Traffic
 from kinfed_flower.server.nodes import Nodes
-from kinfed_flower.server.traffic import Traffic
 from kinfed_flower.wire import keys
 from kinfed_flower.wire.link import Link
 

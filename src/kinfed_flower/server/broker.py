@@ -10,8 +10,8 @@ from kinfed.errors import RunError
 
 from ..wire import messages
 from ..wire.messages import Failure, Message
+from .node_traffic import Traffic
 from .nodes import Nodes
-from .traffic import Traffic
 
 LOOK = 2.0  # seconds between two looks at which nodes are online
 RETRY = 10.0  # seconds before a client whose node failed is tried again

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from kinfed.core.history import History
+from kinfed.core.method import Roster
 from kinfed.core.mixins import leak
-from kinfed.core.model import Model
 from kinfed.core.sharing import Sharing
 from kinfed.core.summary import DataFacts, RunCost, SiteFacts, Summary, summarise_history
 from kinfed.core.tasks import Classification
@@ -30,7 +30,7 @@ from .schema_negotiation import scale_of
 def summarise(
     planned: Plan,
     facts: Fields,
-    model: Model,
+    roster: Roster,
     history: History,
     fleet: FlowerFleet,
     seconds: float,
@@ -38,16 +38,17 @@ def summarise(
     verdict: Verdict | None = None,
 ) -> Summary:
     """Write the results of a finished run to its folder, and return its summary."""
-    sharing, caution = Sharing.from_method(planned.learning.method, model.layout), leak(planned.learning.method)
-    traffic = fleet.traffic
+    sharing, caution = Sharing.from_method(planned.learning.method, roster.layout), leak(planned.learning.method)
+    traffic = {name: fleet.broker.traffic.bytes[name] for name in fleet.names}
     out.write_history(history, sharing.layers, caution)
     if _has_scores(history):
         results.draw_history(history, sharing.layers, out, caution=caution)
-    _write_bytes(traffic, fleet.used, out.path / "bytes.csv")
+    _write_bytes(traffic, fleet.notes.used, out.path / "bytes.csv")
     by_site = _bytes_by_site(traffic)
     down, up = (sum(both[way] for both in by_site.values()) for way in ("down", "up"))
     count, rounds = len(by_site), history.cost.done
-    bounded = {name: {"claimed": claimed, "counted": size} for name, (claimed, size) in fleet.bounded.items()}
+    claims = zip(fleet.names, fleet.state.sizes.tolist(), roster.sizes.tolist(), strict=True)
+    bounded = {name: {"claimed": claimed, "counted": size} for name, claimed, size in claims if size < claimed}
     task, agreed = history.task, facts.get("agreed", {})
     classes = agreed.get("classes") or [str(c) for c in range(getattr(task, "classes", 0))]
     summary = summarise_history(
@@ -70,7 +71,7 @@ def summarise(
             columns=facts.get("description"),
         ),
         cost=RunCost(
-            parameters=model.layout.parameters,
+            parameters=roster.layout.parameters,
             seconds=round(seconds, 3),
             bytes_up=up,
             bytes_down=down,
@@ -97,7 +98,7 @@ def _describe_privacy(planned: Plan, fleet: FlowerFleet, names: Sequence[str]) -
     privacy = planned.learning.training.noise
     if privacy is None:
         return None
-    ledgers = [fleet.spent.get(name, {}) for name in names]
+    ledgers = [fleet.notes.spent.get(name, {}) for name in names]
     promise = {key: getattr(privacy, key) for key in ("epsilon", "delta", "clip", "unit")}
     return promise | {key: [ledger.get(key, 0.0) for ledger in ledgers] for key in ("noise", "steps", "spent")}
 

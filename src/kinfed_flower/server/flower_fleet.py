@@ -9,7 +9,7 @@ import json
 import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from kinfed.core.fleet import Evaluation, Key
 from kinfed.core.trees import Tree
 from kinfed.errors import RunError, UsageError
 
-from ..plan import Deployment
+from ..plan import Plan
 from ..wire import messages
 from ..wire.messages import Fields, Message
 from . import validation
@@ -42,7 +42,21 @@ class FleetState(NamedTuple):
     missed: Tensor  # [N] int64 rounds in a row that a client was drawn for without replying
     replied: Tensor  # [N] bool, in the round just over
     client_statistics: Tree  # [N, ...]
-    notes: Tensor  # uint8: names, last scores, the round, bytes that travelled and uploads that were used, as JSON
+    notes: Tensor  # uint8: names, the round, bytes that travelled, and all of `Notes`, as JSON
+
+
+@dataclass
+class Notes:
+    """What a fleet remembers of its clients and their uploads, by the names that it has in a checkpoint."""
+
+    scores: dict[str, dict[Key, float]] = field(default_factory=dict)  # the last of each client
+    keys: list[Key] = field(default_factory=list)  # the names of scores, the headline model's first
+    used: dict[str, list[int]] = field(default_factory=dict)  # by client, rounds from 1 whose upload was used
+    norms: list[float] = field(default_factory=list)  # of the last good uploads
+    moves: list[float] = field(default_factory=list)  # and of what they had changed
+    skipped: int = 0  # rounds in a row without enough good uploads
+    weights: dict[str, float] = field(default_factory=dict)  # that clients claim, where examples have weights
+    spent: dict[str, Fields] = field(default_factory=dict)  # by client, what it says of its ledger
 
 
 @dataclass
@@ -55,26 +69,17 @@ class FlowerFleet:
     """
 
     broker: Broker
-    deployment: Deployment
+    planned: Plan
     dry_run: DryRun
     invitation: Message
     selection: Callable[[], Fields] = dict
     stale: Callable[[], Tensor | None] = lambda: None
     additions: Callable[[str], Fields] = lambda client: {}
-    private: bool = False  # whether scores stay at their sites
     masks: MaskedRound | None = None  # how uploads are summed that no one sees; None: the server sees each
     names: Sequence[str] = ()
     state: FleetState = field(init=False)
-    used: dict[str, list[int]] = field(default_factory=dict)  # by client, rounds from 1 whose upload was used
-    bounded: dict[str, tuple[int, int]] = field(default_factory=dict)  # sizes not believed: claimed, and counted as
-    claimed_weights: dict[str, float] = field(default_factory=dict)  # by client, where examples have weights
-    spent: dict[str, Fields] = field(default_factory=dict)  # by client, what it says of its ledger
-    _scores: dict[str, dict[Key, float]] = field(default_factory=dict)
-    _keys: list[Key] = field(default_factory=list)  # the names of scores, the headline model's first
+    notes: Notes = field(default_factory=Notes)
     _pending: tuple[int, dict[int, Tree]] | None = None  # a round to be evaluated, and what is sent to whom
-    _norms: list[float] = field(default_factory=list)  # of the last good uploads
-    _moves: list[float] = field(default_factory=list)  # and of what they had changed
-    _skipped: int = 0  # rounds in a row without enough good uploads
 
     def train(self, round: int, cohort: Tensor, sent: Tree) -> tuple[Tensor, Tree]:
         """Local training of the cohort: [K]; returns the ids of the clients that replied, and their uploads.
@@ -84,7 +89,7 @@ class FlowerFleet:
         give a good upload. Raises RunError if that happens SKIPS times in a row, or if too many clients are silent.
         """
         self.broker.traffic.round = round + 1
-        rows = {i: trees.pick(sent, place) for place, i in self._active(cohort)}
+        rows = {i: trees.pick(sent, place) for place, i in _find_active(cohort, self.stale())}
         drawn = [self.names[i] for i in rows]
         if not self.broker.wait(drawn) and any(map(self.broker.nodes.is_online, self.names)):
             return self._skip(round, cohort, "none of the clients drawn for it is online")
@@ -112,18 +117,18 @@ class FlowerFleet:
         sent_to = {self.names[i]: row for i, row in rows.items()}
         norms = {name: validation.norm(upload) for name, upload in uploads.items()}
         moves = {name: validation.movement(sent_to[name], upload) for name, upload in uploads.items()}
-        bound = self.deployment.norm_bound
-        left_out = validation.too_large(moves, self._moves, bound, "what it has changed")
-        left_out |= validation.too_large(norms, self._norms, bound)
+        bound = self.planned.deployment.norm_bound
+        left_out = validation.too_large(moves, self.notes.moves, bound, "what it has changed")
+        left_out |= validation.too_large(norms, self.notes.norms, bound)
         for name, why in left_out.items():
             self.broker.log(f"left client {name} out: {why}")
             self.broker.problems[name] = why
             del uploads[name], norms[name], moves[name]
-        needed = max(1, math.ceil(self.deployment.quorum * len(likes)))
+        needed = max(1, math.ceil(self.planned.deployment.quorum * len(likes)))
         if len(uploads) < needed:
             return self._skip_again(round, cohort, too_few(likes, uploads, needed, self.broker.problems))
-        self._skipped, self._norms = 0, [*self._norms, *norms.values()][-NORMS:]
-        self._moves = [*self._moves, *moves.values()][-NORMS:]
+        self.notes.norms = [*self.notes.norms, *norms.values()][-NORMS:]
+        self.notes.moves = [*self.notes.moves, *moves.values()][-NORMS:]
         replied = [i for i in sorted(rows) if self.names[i] in uploads]
         self._account(round, cohort, replied)
         return torch.tensor(replied), tree_map(lambda *t: torch.stack(t), *(uploads[self.names[i]] for i in replied))
@@ -164,15 +169,15 @@ class FlowerFleet:
                 left = {i: row for i, row in pending[1].items() if self.names[i] not in scored}
                 self._pending = (pending[0], left) if left else None
             return self._skip_again(round, cohort, str(problem))
-        self._skipped, names = 0, {*opened.names}
-        replied = [i for i in sorted(rows) if self.names[i] in names]
+        uploaded = {*opened.names}
+        replied = [i for i in sorted(rows) if self.names[i] in uploaded]
         self._account(round, cohort, replied)
         return torch.tensor(replied), opened.uploads
 
     def _skip_again(self, round: int, cohort: Tensor, why: str) -> tuple[Tensor, Tree]:
         """Skip a round without enough good uploads; raises RunError if that happens SKIPS times in a row."""
-        self._skipped += 1
-        if self._skipped == SKIPS:
+        self.notes.skipped += 1
+        if self.notes.skipped == SKIPS:
             raise RunError(f"round {round + 1}, the {SKIPS}rd in a row: {why}")
         return self._skip(round, cohort, why)
 
@@ -186,21 +191,20 @@ class FlowerFleet:
 
         A client that does not reply counts with its last scores. The models themselves stay at their sites.
         """
-        rows = {i: trees.pick(sent, place) for place, i in self._active(cohort)}
+        rows = {i: trees.pick(sent, place) for place, i in _find_active(cohort, self.stale())}
         self._pending = round, rows
-        self._keys = self._keys or self.dry_run.scores(round, next(iter(rows.values())))
+        self.notes.keys = self.notes.keys or self.dry_run.scores(round, next(iter(rows.values())))
 
         def wait() -> Evaluation:
             if self._pending and self._pending[0] == round:
                 requests: dict[str, Message] = {}
                 self._add_evaluation(requests)
                 self._request(requests, requests)
-            if not (self.private or any(self._scores.values())):
+            if not (self.planned.learning.training.noise or any(self.notes.scores.values())):
                 raise RunError(f"round {round + 1}: no site has reported a score")
-            cohort_scores = [self._scores.get(self.names[i], {}) for i in cohort.tolist()]
-            return Evaluation(
-                {key: torch.tensor([scores.get(key, math.nan) for scores in cohort_scores]) for key in self._keys}, {}
-            )
+            by_client = [self.notes.scores.get(self.names[i], {}) for i in cohort.tolist()]
+            by_key = {key: [scores.get(key, math.nan) for scores in by_client] for key in self.notes.keys}
+            return Evaluation({key: torch.tensor(values) for key, values in by_key.items()}, {})
 
         return wait
 
@@ -224,7 +228,7 @@ class FlowerFleet:
                 return f"it claims that its examples count as {weight!r:.20}"
             return messages.problem_with(reply.arrays, forms)
 
-        invited = {name: self._invite(name) for name in names}
+        invited = {name: _add_fields(self.invitation, self.additions(name)) for name in names}
         replies = dict(sorted(self.broker.request("join", invited, needed, problem=problem).items()))
         if len(replies) < needed:
             raise RunError(too_few(invited, replies, needed, self.broker.problems))
@@ -241,92 +245,34 @@ class FlowerFleet:
             torch.zeros(0, dtype=torch.uint8),
         )
         self.state = tree_map(lambda a, b: torch.cat((a, b)), self.state, new) if self.names else new
-        self.claimed_weights |= {n: float(r.fields["weight"]) for n, r in replies.items() if "weight" in r.fields}
+        self.notes.weights |= {n: float(r.fields["weight"]) for n, r in replies.items() if "weight" in r.fields}
         self.names = [*self.names, *replies]
         return list(replies)
 
-    def sizes(self) -> Tensor:
-        """[N] int64 examples as they count: what a client claims, up to `size_bound` times the median of the others."""
-        claimed, bound = self.state.sizes.tolist(), self._size_bound
-        counted = validation.bound_sizes(claimed, bound)
-        before = self.bounded
-        self.bounded = {name: (a, b) for name, a, b in zip(self.names, claimed, counted, strict=True) if a != b}
-        for name, (a, b) in self.bounded.items():
-            if before.get(name) != (a, b):
-                self.broker.log(
-                    f"client {name} claims to have {a:,} training examples, more than {bound:g} times the median of "
-                    f"the others (flower.size_bound); it counts as if it had {b:,}"
-                )
-        return torch.tensor(counted)
-
-    def weights(self) -> Tensor | None:
-        """[N] as how many examples those of each client count, bounded as `sizes` are; None if none has weights."""
-        if not self.claimed_weights:
-            return None
-        sizes = self.state.sizes.tolist()
-        claimed = [self.claimed_weights.get(name, float(size)) for name, size in zip(self.names, sizes, strict=True)]
-        bound = self._size_bound
-        counted = validation.bound_sizes(claimed, bound)
-        for name, before, after in zip(self.names, claimed, counted, strict=True):
-            if after < before:
-                self.broker.log(
-                    f"client {name} claims that its examples count as {before:,.4g}, more than {bound:g} times the "
-                    f"median of the others (flower.size_bound); they count as {after:,.4g}"
-                )
-        return torch.tensor(counted, dtype=torch.get_default_dtype())
-
-    @property
-    def _size_bound(self) -> float:
-        """Up to how many times the median of the others a client counts; 0, no bound, where each weighs itself."""
-        return self.deployment.size_bound if self.masks is None else 0.0
-
-    @property
-    def traffic(self) -> dict[str, dict[int, list[int]]]:
-        """Bytes down and up, by client and round."""
-        return {name: self.broker.traffic.bytes[name] for name in self.names}
-
     def save(self) -> FleetState:
-        """The state, with names, scores and counts as JSON."""
-        notes = {
-            "names": self.names,
-            "scores": {name: [[*key, value] for key, value in scores.items()] for name, scores in self._scores.items()},
-            "keys": self._keys,
-            "round": self.broker.traffic.round,
-            "traffic": self.broker.traffic.bytes,
-            "used": self.used,
-            "norms": self._norms,
-            "moves": self._moves,
-            "skipped": self._skipped,
-            "weights": self.claimed_weights,
-            "spent": self.spent,
+        """The state, with what is no tensor as JSON."""
+        traffic = self.broker.traffic
+        notes = vars(self.notes) | {"names": self.names, "round": traffic.round, "traffic": traffic.bytes}
+        notes["scores"] = {
+            name: [[*key, value] for key, value in scores.items()] for name, scores in self.notes.scores.items()
         }
         text = json.dumps(notes)
         return self.state._replace(notes=torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8))
 
     def restore(self, state: FleetState) -> None:
         """Become the fleet that was saved."""
-        notes = json.loads(bytes(state.notes.tolist()))
-        self.state, self.names, self.broker.traffic.round = state, notes["names"], notes["round"]
-        self.broker.traffic.bytes = {
-            name: {int(round): both for round, both in rounds.items()} for name, rounds in notes["traffic"].items()
+        notes, traffic = json.loads(bytes(state.notes.tolist())), self.broker.traffic
+        self.state, self.names, traffic.round = state, notes.pop("names"), notes.pop("round")
+        traffic.bytes = {
+            name: {int(round): both for round, both in rounds.items()} for name, rounds in notes.pop("traffic").items()
         }
-        self._scores = {name: {(m, s, k): v for m, s, k, v in rows} for name, rows in notes["scores"].items()}
-        self._keys = [(m, s, k) for m, s, k in notes["keys"]]
-        self.used, self._norms, self._skipped = notes["used"], notes["norms"], notes["skipped"]
-        self._moves, self.claimed_weights = notes.get("moves", []), notes.get("weights", {})
-        self.spent = notes.get("spent", {})
-
-    def _invite(self, name: str, **fields: Any) -> Message:
-        return self.invitation._replace(fields=self.invitation.fields | self.additions(name) | fields)
+        notes["scores"] = {name: {(m, s, k): v for m, s, k, v in rows} for name, rows in notes["scores"].items()}
+        notes["keys"] = [tuple(key) for key in notes["keys"]]
+        self.notes = Notes(**notes)
 
     def _message(self, i: int) -> Message:
         fields = {"experiment": self.invitation.fields["experiment"], "layout": self.invitation.fields["layout"]}
         return Message(fields | {"accepted": int(self.state.accepted[i]), **self.selection()}, {})
-
-    def _active(self, cohort: Tensor) -> list[tuple[int, int]]:
-        """Place and id of the cohort's clients for which something was sent."""
-        stale = self.stale()
-        return [(place, i) for place, i in enumerate(cohort.tolist()) if stale is None or not stale[i]]
 
     def _add_evaluation(self, requests: dict[str, Message]) -> None:
         """Add the models to be evaluated to the messages; arrays that a message has already do not travel twice."""
@@ -359,22 +305,24 @@ class FlowerFleet:
                 return ""
             return problem(client, reply)
 
-        needed = needed or math.ceil(self.deployment.quorum * len(counted))
+        needed = needed or math.ceil(self.planned.deployment.quorum * len(counted))
         replies = self.broker.request(kind, requests, needed, counted, check)
         if lost:
             self.broker.log(f"joining again, as their state is lost: {', '.join(sorted(lost))}")
             again = {}
             for name in sorted(lost):
                 del replies[name]
-                again[name] = self._invite(name, accepted=int(self.state.accepted[self.names.index(name)]))
+                accepted = {"accepted": int(self.state.accepted[self.names.index(name)])}
+                again[name] = _add_fields(self.invitation, self.additions(name) | accepted)
             back = self.broker.request("join", again)
             replies |= self.broker.request(kind, {name: requests[name] for name in back}, problem=problem)
         for name, reply in replies.items():
             if isinstance(spent := reply.fields.get("privacy"), dict):
-                self.spent[name] = {key: float(spent.get(key, math.nan)) for key in LEDGER}
+                self.notes.spent[name] = {key: float(spent.get(key, math.nan)) for key in LEDGER}
             if "scores" in reply.fields:
                 try:
-                    self._scores[name] = validation.read_scores(reply.fields["scores"], self._keys, self.dry_run.task)
+                    scores = validation.read_scores(reply.fields["scores"], self.notes.keys, self.dry_run.task)
+                    self.notes.scores[name] = scores
                 except (TypeError, ValueError, OverflowError):
                     self.broker.log(f"ignored the scores of client {name}: they cannot be read")
         return replies
@@ -384,10 +332,20 @@ class FlowerFleet:
         replied, accepted = torch.zeros_like(self.state.replied), self.state.accepted.clone()
         replied[ids] = True
         accepted[ids] = round
+        self.notes.skipped = 0 if ids else self.notes.skipped
         for i in ids:
-            self.used.setdefault(self.names[i], []).append(round + 1)
+            self.notes.used.setdefault(self.names[i], []).append(round + 1)
         missed, stale = self.state.missed.clone(), self.stale()
         for i in cohort.tolist():
             back = stale is not None and stale[i] and self.broker.nodes.is_online(self.names[i])
             missed[i] = 0 if replied[i] or back else missed[i] + 1
         self.state = self.state._replace(accepted=accepted, missed=missed, replied=replied)
+
+
+def _add_fields(message: Message, fields: Fields) -> Message:
+    return message._replace(fields=message.fields | fields)
+
+
+def _find_active(cohort: Tensor, stale: Tensor | None) -> list[tuple[int, int]]:
+    """Place and id of the clients of a cohort for which something was sent."""
+    return [(place, i) for place, i in enumerate(cohort.tolist()) if stale is None or not stale[i]]

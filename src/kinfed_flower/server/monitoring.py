@@ -10,7 +10,7 @@ from kinfed.core.history import History
 from ..wire.keys import fingerprint
 from . import status_file
 from .broker import Broker
-from .flower_fleet import FlowerFleet
+from .flower_fleet import FlowerFleet, Notes
 
 
 class Watch:
@@ -30,10 +30,9 @@ class Watch:
     def write(self, state: str = "running", why: str = "") -> None:
         """Write the status."""
         history, fleet = self._history, self._fleet
-        names = fleet.names if fleet is not None and fleet.names else self._list_sites()
-        missed = (
-            dict(zip(names, fleet.state.missed.tolist(), strict=False)) if fleet is not None and fleet.names else {}
-        )
+        missed = dict.fromkeys(self._list_sites(), 0)
+        if fleet is not None and fleet.names:
+            missed = dict(zip(fleet.names, fleet.state.missed.tolist(), strict=False))
         progress: dict[str, Any] = {
             "state": state,
             "why": why or (f"waiting for {self._broker.waiting_for}" if self._broker.waiting_for else ""),
@@ -41,27 +40,27 @@ class Watch:
             "rounds": self._rounds,
             "seconds": round(self._before + time.perf_counter() - self._began, 1),
             "scores": {} if history is None else _scores(history),
-            "sites": {name: self._site(name, missed.get(name, 0)) for name in names},
+            "sites": {name: self._site(name, rounds) for name, rounds in missed.items()},
         }
         status_file.write(self._out, progress)
 
     def _list_sites(self) -> list[str]:
         """Sites before round 1: those that were met, and those that were left out."""
         left_out = [name for name, why in self._broker.problems.items() if why]
-        return list(dict.fromkeys([*self._broker.nodes.clients, *left_out]))
+        return [*self._broker.nodes.clients, *left_out]
 
     def _site(self, name: str, missed: int) -> dict[str, Any]:
         broker = self._broker
         traffic = broker.traffic.bytes.get(name, {}).values()
-        used = [] if self._fleet is None else self._fleet.used.get(name, [])
+        notes = Notes() if self._fleet is None else self._fleet.notes
         return {
             "node": self._node(name),
-            "rounds": len(used),
+            "rounds": len(notes.used.get(name, [])),
             "missed": missed,
             "down": sum(both[0] for both in traffic),
             "up": sum(both[1] for both in traffic),
             "late": broker.late(name),
-            **({} if self._fleet is None else self._fleet.spent.get(name, {})),
+            **notes.spent.get(name, {}),
             "left_out": broker.problems.get(name, ""),
         }
 

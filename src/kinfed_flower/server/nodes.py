@@ -24,9 +24,7 @@ class Nodes:
     members: Callable[[], Mapping[bytes, str]] | None  # public keys and their clients; None: anyone online is a member
     sites: Collection[str] = ()  # whose nodes alone are asked, by the names of their keys; none: all
     greeting: Fields = field(default_factory=dict)  # what every node is told: the run, and what it plans
-    clients: dict[str, Fields] = field(
-        default_factory=dict
-    )  # every client that was met, with its reply to the greeting
+    clients: dict[str, Fields] = field(default_factory=dict)  # that were met, with their replies to the greeting
     online: dict[int, Node] = field(default_factory=dict)
     at: dict[str, int] = field(default_factory=dict)  # the node where each client was last
     gateways: set[int] = field(default_factory=set)  # nodes of several clients
@@ -88,10 +86,8 @@ class Nodes:
         greeting: Fields = {"refused": reply.why} if isinstance(reply, Failure) else reply.fields
         member = self.online.get(node, Node("", ""))
         self._greeted[node] = member.stamp
-        site, waits = (
-            member.name or str(greeting.get("client")),
-            greeting.get("waits") is True,
-        )  # for its operator to agree
+        site = member.name or str(greeting.get("client"))
+        waits = greeting.get("waits") is True  # for its operator to agree
         if self.sites and site not in self.sites:
             why = "the plan does not name it (flower.sites)"
         elif isinstance(greeting.get("clients"), dict):

@@ -168,13 +168,9 @@ class Describing:
     def _shares(self, rows: dict[str, int]) -> dict[str, float]:
         """The share of its claimed training rows that each site counts for."""
         bound = self.planned.deployment.size_bound
-        counted = dict(zip(rows, validation.bound_sizes([*rows.values()], bound), strict=True))
-        for client, count in counted.items():
-            if count < rows[client]:
-                self.broker.log(
-                    f"client {client} claims to have {rows[client]:,} training rows, more than {bound:g} times the "
-                    f"median of the others (flower.size_bound); its columns count as if it had {count:,}"
-                )
+        counted = validation.bound_claims(
+            rows, bound, self.broker.log, "to have {:,} training rows", "its columns count as if it had {:,}"
+        )
         return {client: counted[client] / rows[client] for client in rows}
 
     def _prefer_shared_categories(self) -> None:

@@ -47,10 +47,11 @@ from .federation_results import count_bytes, summarise
 from .flower_fleet import FleetState, FlowerFleet
 from .masked_round import MaskedRound
 from .monitoring import Watch
+from .node_traffic import Traffic
 from .nodes import Nodes
 from .shape_inference import DryRun
 from .staleness import StalenessWrapper
-from .traffic import Traffic
+from .validation import bound_claims
 
 FACTS = "federation.json"  # what the sites agreed on before round 1
 BEGUN = "experiment.json"  # the name by which sites know the run, from the first greeting on
@@ -142,12 +143,11 @@ class _Run:
         invitation = _invitation(planned, self.facts, initial, self.model.layout)
         self.fleet = FlowerFleet(
             broker,
-            planned.deployment,
+            planned,
             dry_run,
             invitation,
             lambda: _selection(self.history),
             additions=lambda client: schema_negotiation.for_one(self.facts, client),
-            private=planned.learning.training.noise is not None,
             masks=_masks(planned),
         )
         self.history = History((), task)
@@ -169,7 +169,7 @@ class _Run:
             least = self.fleet.masks.privacy.members
             self.log(f"masks: uploads are seen in sums of {least} sites or more, so flower.norm_bound bounds nothing")
         self.watch.begin(self.fleet, self.history, self.at.seconds)
-        self.roster, self.seconds_before = self._roster(), self.at.seconds
+        self.seconds_before = self.at.seconds
         if self.at.done:
             self._evaluate_again()
         self.history.origin = Explains.from_method(self.method).origin_of(self.roster)
@@ -187,7 +187,7 @@ class _Run:
         summary = summarise(
             self.planned,
             self.facts,
-            self.model,
+            self.roster,
             self.history,
             self.fleet,
             self.at.seconds,
@@ -263,6 +263,7 @@ class _Run:
             self._read_graph()
         write_json(self.out / FACTS, self.facts)
         (self.out / BEGUN).unlink(missing_ok=True)
+        self.roster = self._roster()
 
     def _restore(self) -> None:
         """Take up a run after its last complete round, once enough of its sites are connected."""
@@ -270,9 +271,11 @@ class _Run:
         like = FleetState(empty, empty, empty, empty, fleet.dry_run.client_statistics, empty)
         fleet.restore(checkpoint.load(path, (), like, self.history).state)
         self.history.names = tuple(fleet.names)
-        self.at = checkpoint.load(path, self.method.start(self._roster()), like, self.history)
+        self.roster = self._roster()
+        self.at = checkpoint.load(path, self.method.start(self.roster), like, self.history)
+        needed = self.planned.deployment.quorum * len(fleet.names)
         self.broker.discover(
-            lambda: sum(map(self.broker.nodes.is_online, fleet.names)) >= fleet.deployment.quorum * len(fleet.names),
+            lambda: sum(map(self.broker.nodes.is_online, fleet.names)) >= needed,
             f"the sites of this run, to continue after round {self.at.done}",
         )
 
@@ -302,7 +305,7 @@ class _Run:
 
     def _count(self) -> None:
         """Note the bytes of all messages beside each evaluated round; so far it has those of models alone."""
-        count_bytes(self.history, self.fleet.traffic)
+        count_bytes(self.history, {name: self.broker.traffic.bytes[name] for name in self.fleet.names})
 
     def _waiting_clients(self) -> list[str]:
         new = set(fitting(self.broker, self.facts)) - set(self.fleet.names)
@@ -334,17 +337,28 @@ class _Run:
         self.facts["graph"] = graph.weights.tolist()
 
     def _roster(self) -> Roster:
+        """What the server knows of its clients; a size or weight that is far above others' counts less than claimed."""
+        fleet = self.fleet
+        bound = self.planned.deployment.size_bound if fleet.masks is None else 0.0  # with masks each weighs itself
+        claimed = dict(zip(fleet.names, fleet.state.sizes.tolist(), strict=True))
+        sizes = bound_claims(claimed, bound, self.log, "to have {:,} training examples", "it counts as if it had {:,}")
+        weights = None
+        if fleet.notes.weights:
+            claims = {name: fleet.notes.weights.get(name, float(size)) for name, size in claimed.items()}
+            effect = "that its examples count as {:,.4g}", "they count as {:,.4g}"
+            counted = bound_claims(claims, bound, self.log, *effect)
+            weights = torch.tensor([*counted.values()], dtype=torch.get_default_dtype())
         return Roster(
             self.model.theta,
             self.model.layout,
-            self.fleet.sizes(),
+            torch.tensor([*sizes.values()]),
             self.planned.learning.training,
             self.planned.learning.seed,
             tags(self.fleet.names),
             plan.graph_of(self.facts.get("graph"), len(self.fleet.names)),
             self.fleet.state.client_statistics,
             task=self.task,
-            example_weights=self.fleet.weights(),
+            example_weights=weights,
         )
 
 

@@ -3,7 +3,7 @@
 import json
 import math
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from statistics import median
 from typing import Any, TypeVar
 
@@ -35,6 +35,24 @@ def bound_sizes(sizes: list[Size], bound: float) -> list[Size]:
     if not bound or len(sizes) < 2:
         return sizes
     return [min(size, type(size)(bound * median(sizes[:i] + sizes[i + 1 :]))) for i, size in enumerate(sizes)]
+
+
+def bound_claims(
+    claimed: dict[str, Size], bound: float, log: Callable[[str], None], claim: str, effect: str
+) -> dict[str, Size]:
+    """By client what it claims to have as it counts, see `bound_sizes`; logs who claims what, and the effect of it.
+
+    The texts `claim` and `effect` have braces for the number that is claimed, and for the one that counts.
+    """
+    sizes: list[Size] = list(claimed.values())
+    counted = dict(zip(claimed, bound_sizes(sizes, bound), strict=True))
+    for client, size in claimed.items():
+        if counted[client] < size:
+            log(
+                f"client {client} claims {claim.format(size)}, more than {bound:g} times the median of the others "
+                f"(flower.size_bound); {effect.format(counted[client])}"
+            )
+    return counted
 
 
 def kind(greeting: Fields) -> str:

@@ -110,13 +110,21 @@ class Site:
         self._given = ""  # how many answers of this kind the run has had
         rows = (1, 1) if self._reading.few_rows else (rules.training_rows, rules.step_rows)
         self._limits = Disclosure(folder / f"{name}.draws.json", *rows)
-        self._last: tuple[Any, Federation, Simulation] | None = None  # see `_held`
+        self._last: tuple[Any, Federation, Simulation] | None = None  # see `_load`
 
     def reply(self, kind: str, message: Message) -> Message:
         """The reply to a message. What cannot be done is refused: {"refused": why}."""
-        actions = {
-            action: getattr(self, f"_{action}") for action in ("hello", *messages.NEEDED)
-        }  # and nothing else is called
+        actions: dict[str, Callable[[Message], Message]] = {  # and nothing else is called
+            "hello": self._hello,
+            "describe": self._describe,
+            "join": self._join,
+            "round": self._round,
+            "verdict": self._verdict,
+            "offer": self._offer,
+            "share": lambda asking: self._require_masks(kind, asking).share_secrets(asking),
+            "confirm": lambda asking: self._require_masks(kind, asking).confirm_uploads(asking),
+            "reveal": lambda asking: self._require_masks(kind, asking).reveal_shares(asking),
+        }
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", UserWarning)
             reply = self.answering(lambda: actions[kind](message))
@@ -238,18 +246,6 @@ class Site:
         context = messages.round_digest(invitation, round, message.fields["model"])
         return self._masks.offer_keys(privacy, context, message.fields)
 
-    def _share(self, message: Message) -> Message:
-        """Shares of this site's secrets of a masked round, for all members."""
-        return self._require_masks("share", message).share_secrets(message)
-
-    def _confirm(self, message: Message) -> Message:
-        """To all members, who has uploaded in a masked round, as the server has told this site."""
-        return self._require_masks("confirm", message).confirm_uploads(message)
-
-    def _reveal(self, message: Message) -> Message:
-        """Shares of others' secrets of a masked round, for the server."""
-        return self._require_masks("reveal", message).reveal_shares(message)
-
     def _require_masks(self, kind: str, message: Message) -> MaskedRounds:
         messages.check(kind, message.fields)
         if self._masks is None:
@@ -292,7 +288,7 @@ class Site:
         )
         models = ModelStore(folder.path, simulation.model)
         models.select(message.fields)
-        evaluate = self._to_evaluate(message, state) if "evaluate" in message.fields else None
+        evaluate = _receive_evaluation(message, state) if "evaluate" in message.fields else None
         train = None if round is None else (round, _receive(message, "train", state.forms))
         if train is not None:
             self._check_sums(simulation, *train)
@@ -358,14 +354,6 @@ class Site:
         metric = work.part.federation.task.metric
         line = contents.describe_reply({"scores": [row for row in scores if row[2] == metric], "evaluated": round}, {})
         self._report(f"{STAYS}{line}")
-
-    def _to_evaluate(self, message: Message, state: SiteState) -> tuple[int, Tree]:
-        """The round whose models are evaluated, and what they are made of."""
-        arrays = {
-            f"evaluate/{n.removeprefix('train/')}": t for n, t in message.arrays.items() if n.startswith("train/")
-        }
-        received = _receive(message._replace(arrays=arrays | message.arrays), "evaluate", state.forms)
-        return messages.round_of(message.fields, "evaluated"), received
 
     def _open_shares(
         self, planned: plan.Plan, invitation: Message, message: Message, train: tuple[int, Tree] | None
@@ -581,6 +569,13 @@ def _rows_that_count(simulation: Simulation) -> dict[str, float]:
 def _check_layout(fields: Fields, simulation: Simulation) -> None:
     if fields["layout"] != messages.layout_digest(simulation.model.layout):
         raise UsageError("the server's model has other layers than this site's; install the same version of kinfed")
+
+
+def _receive_evaluation(message: Message, state: SiteState) -> tuple[int, Tree]:
+    """The round whose models are evaluated, and what they are made of."""
+    arrays = {f"evaluate/{n.removeprefix('train/')}": t for n, t in message.arrays.items() if n.startswith("train/")}
+    received = _receive(message._replace(arrays=arrays | message.arrays), "evaluate", state.forms)
+    return messages.round_of(message.fields, "evaluated"), received
 
 
 def _receive(message: Message, part: str, forms: Fields) -> Tree:
