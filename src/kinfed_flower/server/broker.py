@@ -34,14 +34,13 @@ class _Request:
     replies: dict[str, Message] = field(default_factory=dict)
     waiting: dict[str, Message] = field(init=False)  # what has been neither answered nor given up
     since: dict[str, float] = field(init=False)  # when each client's deadline began to run
-    tries: dict[str, int] = field(init=False)
-    pause: dict[str, float] = field(init=False)  # until when a client is not tried again
+    tries: Counter[str] = field(default_factory=Counter)
+    pause: dict[str, float] = field(default_factory=dict)  # until when a client is not tried again
     warned: float = 0.0  # seconds after which a warning is due
 
     def __post_init__(self) -> None:
         self.waiting = dict(self.messages)
         self.since = dict.fromkeys(self.messages, self.begin)
-        self.tries, self.pause = dict.fromkeys(self.messages, 0), dict.fromkeys(self.messages, 0.0)
 
     @property
     def missing(self) -> int:
@@ -181,9 +180,8 @@ class Broker:
         request.behind &= earlier.keys()
         ready = [c for c in request.waiting if c not in sent and self.nodes.is_online(c) and request.tries[c] < TRIES]
         ready = [c for c in ready if earlier[c] < REQUESTS]
-        due = [client for client in ready if now >= request.pause[client]]
-        for client in due:
-            request.tries[client] += 1
+        due = [client for client in ready if now >= request.pause.get(client, now)]
+        request.tries.update(due)
         self.traffic.send(kind, {client: request.waiting[client] for client in due}, self._number)
         for client, reply in self._collect():
             why = request.take(client, reply, now)

@@ -157,13 +157,15 @@ class Site:
             why = why.replace(folder, "")  # where a site keeps its files is not the server's affair
         return messages.refusal(self.name, why)
 
+    def _answer(self, **fields: Any) -> Message:
+        return Message({"client": self.name, **fields}, {})
+
     def _hello(self, message: Message) -> Message:
         if why := self._ask_for_agreement(message.fields):
-            fields = {"client": self.name, "kinfed": __version__, "refused": why, "waits": True}
-            return Message(fields, {})
+            return self._answer(kinfed=__version__, refused=why, waits=True)
         data = site_examples.find(self._data, self.name, self._reading)
         with at_home(data):
-            return Message({"client": self.name, "kinfed": __version__, **data.hello()}, {})
+            return self._answer(kinfed=__version__, **data.hello())
 
     def _ask_for_agreement(self, fields: Fields) -> str:
         """Why the operator must agree before a run begins, and asks for that once; empty if there is no need."""
@@ -191,7 +193,7 @@ class Site:
         data = site_examples.find(self._data, self.name, self._reading, self._limits)
         with understanding(), at_home(data):
             description = data.describe(fields["agreed"], split, fields["seed"])
-        return Message({"client": self.name, **self._policy.coarser(description)}, {})
+        return self._answer(**self._policy.coarser(description))
 
     def _join(self, invitation: Message) -> Message:
         fields = invitation.fields
@@ -220,7 +222,7 @@ class Site:
                 {"code": code, "examples": federation.digest(), **data.describe_reading(fields, federation)}
             )
         folder.save_invitation(invitation)
-        reply = Message({"client": self.name, "size": int(simulation.sizes[0])}, {})
+        reply = self._answer(size=int(simulation.sizes[0]))
         if simulation.weights is not None:
             total = self._limits.round_score(float(simulation.weights[0]), _rows_that_count(simulation)["train"])
             reply.fields["weight"] = total
@@ -235,7 +237,7 @@ class Site:
         messages.check("offer", message.fields)
         invitation = self._folder_of(message.fields).invitation()
         if invitation is None:
-            return Message({"client": self.name, "join": True}, {})
+            return self._answer(join=True)
         # What the site allows is looked at when it is asked for its upload.
         settings = invitation.fields["table"].get("privacy", {})
         if self._masks is None or not settings.get("masked"):
@@ -262,11 +264,11 @@ class Site:
         folder = self._folder_of(message.fields)
         invitation = folder.invitation()
         if invitation is None:
-            return Message({"client": self.name, "join": True}, {})
+            return self._answer(join=True)
         planned = self._allow_plan(invitation)  # before the state is read, whose types its method may define
         state = folder.state()
         if state is None:
-            return Message({"client": self.name, "join": True}, {})
+            return self._answer(join=True)
         digest = messages.digest(message)
         if state.digest == digest:
             return state.reply
@@ -283,7 +285,7 @@ class Site:
             accepted=accepted,
             trained=accepted,
             digest=digest,
-            reply=Message({"client": self.name}, {}),
+            reply=self._answer(),
             forms={**state.forms},
         )
         models = ModelStore(folder.path, simulation.model)
@@ -422,7 +424,7 @@ class Site:
         for scores in baselines.values():
             for i, (score, rows) in enumerate(zip(scores, counts, strict=True)):
                 scores[i] = score if score is None else self._limits.round_score(score, rows)
-        return Message({"client": self.name, "baselines": baselines}, {})
+        return self._answer(baselines=baselines)
 
     def _base(self, state: SiteState, accepted: int) -> Tree:
         """The private state that the server has accepted: training whose reply it did not accept is undone."""
@@ -480,11 +482,9 @@ class Site:
             simulation.budget.lots = SecretLots()
         rows = {split: counts[0] for split, counts in simulation.clients.sizes.items()}
         labels, pool = federation.y[federation.rows["train"][0]], simulation.clients
-        weights = (
-            None
-            if federation.weights is None
-            else {split: federation.weights[places[0].cpu()] for split, places in pool.rows.items()}
-        )
+        weights = None
+        if federation.weights is not None:
+            weights = {split: federation.weights[places[0].cpu()] for split, places in pool.rows.items()}
         self._policy.check_limit("epochs", passes(learning, rows["train"]))
         self._limits.check_steps(learning.method, learning.training, rows, labels, weights)
         return simulation
@@ -510,15 +510,12 @@ class Site:
                 "was, or start another run",
                 Fault.REPLACED,
             )
-        if list(federation.x.shape[1:]) != list(fields["shape"]):
-            raise UsageError(
-                f"{self._data}: an example is {list(federation.x.shape[1:])} here but {fields['shape']} at other sites"
-            )
-        if federation.outputs != fields["outputs"]:
-            raise UsageError(
-                f"{self._data} needs {federation.outputs} outputs, but the server's model has {fields['outputs']}"
-            )
-        model = planned.model(tuple(fields["shape"]), fields["outputs"], fields.get("description"))
+        here = tuple(federation.x.shape[1:])
+        if here != shape:
+            raise UsageError(f"{self._data}: an example is {list(here)} here but {list(shape)} at other sites")
+        if federation.outputs != outputs:
+            raise UsageError(f"{self._data} needs {federation.outputs} outputs, but the server's model has {outputs}")
+        model = planned.model(shape, outputs, described)
         if "theta" not in invitation.arrays:
             raise UsageError("the server's message lacks the model")
         theta = invitation.arrays["theta"]
