@@ -157,7 +157,10 @@ class FlowerFleet:
             members, together = {*requests}, {**requests}
             if kind == "round":
                 self._add_evaluation(together)
-            problem: Check = lambda client, reply: check(client, reply) if client in members else ""  # noqa: E731
+
+            def problem(client: str, reply: Message) -> str:
+                return check(client, reply) if client in members else ""
+
             replies = self._request(together, members, problem, kind, needed)
             scored.update(name for name, reply in replies.items() if "evaluated" in reply.fields)
             return {name: replies[name] for name in requests if name in replies}

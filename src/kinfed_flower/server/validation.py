@@ -149,13 +149,12 @@ def movement(sent: Tree, upload: Tree) -> float:
     """The norm of what a client has changed: of floating-point numbers that have a name and shape in common with those
     that it was sent, their difference; of others themselves.
     """
-    before = trees.pack(sent)
-    changed = [
-        t.double() - before[name].double() if name in before and before[name].shape == t.shape else t.double()
-        for name, t in trees.pack(upload).items()
-        if t.is_floating_point()
-    ]
-    return float(torch.cat([t.flatten() for t in changed]).norm()) if changed else 0.0
+    before, changed = trees.pack(sent), []
+    for name, t in trees.pack(upload).items():
+        if t.is_floating_point():
+            comparable = name in before and before[name].shape == t.shape
+            changed.append((t.double() - before[name].double() if comparable else t.double()).flatten())
+    return float(torch.cat(changed).norm()) if changed else 0.0
 
 
 def too_large(norms: dict[str, float], before: list[float], bound: float, what: str = "its upload") -> dict[str, str]:

@@ -344,11 +344,11 @@ class Site:
             return
         work.models.save(round, {name: trees.pick(model, 0) for name, model in evaluation.models.items()})
         rows = _rows_that_count(simulation)
-        scores = [
-            [*key, float(value) if key[2] == ALWAYS else self._limits.round_score(float(value), rows[key[1]])]
-            for key, value in evaluation.scores.items()
-            if self._policy.lets_out(key[2])
-        ]
+        scores = []
+        for (model, split, metric), value in evaluation.scores.items():
+            if self._policy.lets_out(metric):
+                score = float(value) if metric == ALWAYS else self._limits.round_score(float(value), rows[split])
+                scores.append([model, split, metric, score])
         work.models.select(work.fields)
         if simulation.training.noise is None:
             work.state.reply.fields["scores"] = scores
