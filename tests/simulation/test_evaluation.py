@@ -77,7 +77,7 @@ def expected(fleet, theta, split):
 def test_every_named_model_is_scored_on_its_clients_own_examples(how, group, validated, monkeypatch):
     monkeypatch.setattr(evaluation, "GROUP", group)
     fleet, sent = simulation(Two(), validated, **how)
-    scores, models = fleet.evaluate(0, torch.arange(8), sent)
+    scores, models, _ = fleet.evaluate(0, torch.arange(8), sent)
     assert list(models) == ["own", "shared", "between"]
     assert next(iter(scores))[0] == "own"  # the headline is the first
     assert {split for _, split, _ in scores} == ({"validation", "test"} if validated else {"test"})
