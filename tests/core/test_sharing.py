@@ -20,7 +20,7 @@ from kinfed.core.engine import Participation, run
 from kinfed.core.history import History, Recorder
 from kinfed.core.layout import Layout
 from kinfed.core.method import AveragedParams, Params
-from kinfed.core.mixins import Predicts, model_for
+from kinfed.core.mixins import Advises, Predicts, Solves, model_for
 from kinfed.core.model import Model
 from kinfed.core.optimiser import SGD
 from kinfed.core.sharing import Divided, Sharing, State, divide
@@ -379,6 +379,23 @@ def test_names_mean_what_they_say():
     still = module()
     still[0].weight.requires_grad_(False)  # as good as named
     assert Sharing.from_method(FedAvg(), Layout.from_module(still)).frozen == {"0.weight"}
+
+
+def test_what_sharing_does_not_change_is_asked_of_the_method_itself():
+    class Stepping(FedAvg, Solves, Advises):
+        solves, takes_gradients, remedy = True, False, "take smaller steps"
+
+        def is_solved(self, server):
+            return server == "solved"
+
+    divided, _ = divide(Stepping(personal=("head.*",)), Model(module()))
+    assert isinstance(divided, Divided)
+    solver = Solves.from_method(divided)
+    assert (solver.solves, solver.takes_gradients) == (True, False)
+    assert [solver.is_solved(server) for server in ("solved", "begun")] == [True, False]
+    assert Advises.from_method(divided).remedy == "take smaller steps"
+    plain, _ = divide(FedAvg(personal=("head.*",)), Model(module()))
+    assert not Solves.from_method(plain).solves
 
 
 def test_parts_make_the_whole_and_have_a_layout_of_their_own():
