@@ -46,6 +46,8 @@ from .row_owners import Unknown, check_unknown
 # Columns beside those of X, with underscores where these have the names.
 GROUP, TARGET, WEIGHT = "group", "target", "sample_weight"
 MISSING = ("None", "nan", "NaT", "<NA>")  # how what is no group is written
+# The method and the model by default, by whether targets are labels.
+USUAL: dict[bool, tuple[str | Method, str]] = {False: ("partial-pooling", "additive"), True: ("kin", "mlp")}
 ALL = "all"  # what the one client is called where rows have no groups
 
 
@@ -54,11 +56,11 @@ class _Grouped(BaseEstimator):  # type: ignore[misc]
 
     def __init__(
         self,
-        method: str | Method = "kin",
+        method: str | Method | None = None,
         *,
         groups: str | int | None = None,
         unknown: Unknown | None = None,
-        model: str = "mlp",
+        model: str | None = None,
         rounds: int = 20,
         epochs: int = 2,
         batch_size: int = 32,
@@ -105,11 +107,11 @@ class _Grouped(BaseEstimator):  # type: ignore[misc]
         self.groups_ = named.names if self._is_grouped(groups) else []
         counted = "" if weights is None else weight
         federation = self._federation(frame, TableReader(client=group, target=answer, labels=labels, weight=counted))
-        seed = self._seed()
+        seed, (method, model) = self._seed(), USUAL[labels] if self.method is None else (self.method, "mlp")
         self.run_ = fit(
-            take(KNOWN, self.method, "method")() if isinstance(self.method, str) else self.method,
+            take(KNOWN, method, "method")() if isinstance(method, str) else method,
             federation,
-            default_model(federation, self.model, seed=seed),
+            default_model(federation, model if self.model is None else self.model, seed=seed),
             rounds=self.rounds,
             training=Training(epochs=self.epochs, batch=self.batch_size, optimiser=Adam(lr=self.learning_rate)),
             seed=seed,
@@ -295,15 +297,16 @@ class Classifier(ClassifierMixin, _Grouped):  # type: ignore[misc]
 class Regressor(RegressorMixin, _Grouped):  # type: ignore[misc]
     """A regressor with one model for each group of rows, and each group learns from its kin.
 
-    Settings: `method`, a name that `kinfed list methods` has, or a `kinfed.Method`; `groups`, the column of X that says
-    each row's group, by name or place, in place of an array beside X, so that scikit-learn's scorers and searches need
-    no routing; `unknown`, what becomes of rows of a group that was not trained, or of none: an `error`, `skip` (no
-    answer, with a warning), or the `mean` of what all groups' models answer (by default an error, but where no groups
-    are given at all, the mean with a warning); `model`, a name that
-    `kinfed list models` has; `rounds` of training; in each, `epochs` over a group's rows in batches of `batch_size`, by
-    Adam with `learning_rate`; `validation`, the share of each group's rows that is held back to select the round,
-    unless that is less than one row in some group; `random_state`, a whole number (None is 0), by which every draw is
-    fixed.
+    Settings: `method`, a name that `kinfed list methods` has, or a `kinfed.Method`, by default `partial-pooling` for
+    numbers and `kin` for classes; `groups`, the column of X that says each row's group, by name or place, in place of
+    an array beside X, so that scikit-learn's scorers and searches need no routing; `unknown`, what becomes of rows of a
+    group that was not trained, or of none: an `error`, `skip` (no answer, with a warning), or the `mean` of what all
+    groups' models answer (by default an error, but where no groups are given at all, the mean with a warning); `model`,
+    a name that `kinfed list models` has, by default curves, `additive`, for numbers without a `method`, and else `mlp`;
+    `rounds` of training; in each, `epochs` over a group's rows in batches of `batch_size`, by Adam with
+    `learning_rate`, which methods that solve do not need; `validation`, the share of each group's rows that is held
+    back to select the round, unless that is less than one row in some group; `random_state`, a whole number (None is
+    0), by which every draw is fixed.
 
     X is an array of numbers, or a frame of pandas or polars, whose text and dates become inputs too. NaN is a missing
     value. Groups are numbers or text, and 1 and "1" are one group.
