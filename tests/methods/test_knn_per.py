@@ -159,3 +159,15 @@ def test_bad_input_is_one_line():
 def test_a_head_that_is_the_whole_model_compares_examples_themselves():
     found = run(KNNPer(neighbours=1, weight=1.0), model=nn.Linear(3, 2).double())
     assert torch.isfinite(found.history.scores[-1]["mixed", "test", "loss"]).all()
+
+
+def test_rows_as_far_as_the_last_neighbour_all_vote_in_whatever_order():
+    draw = torch.Generator().manual_seed(0)
+    rows = torch.randn(6, 40, generator=draw)
+    features, labels = rows.repeat(5, 1), torch.randint(3, (30,), generator=draw)  # each row five times
+    z, classes, method = rows + 0.1, torch.eye(3)[labels], KNNPer(neighbours=3)
+    votes = method.vote(z, features, classes)
+    for i, vote in enumerate(votes):  # its five copies are nearest, and none of the three is to be drawn among them
+        torch.testing.assert_close(vote, classes[i::6].mean(0), atol=1e-4, rtol=0)
+    order = torch.randperm(30, generator=draw)
+    torch.testing.assert_close(method.vote(z, features[order], classes[order]), votes, atol=1e-5, rtol=0)

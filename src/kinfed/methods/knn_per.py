@@ -20,6 +20,7 @@ from ..errors import UsageError
 from .bases import Averaging
 from .parts.remembering import Remembering
 
+EQUAL = 32  # rounding errors of squared lengths, within which distances are the same
 GRID = 11  # weights that are tried: 0, 0.1, ..., 1
 
 
@@ -99,18 +100,20 @@ class KNNPer(Averaging, Predicts):
         return model.head(memory.theta, z).softmax(-1), self.vote(z, memory.features, memory.classes)
 
     def vote(self, z, features, classes):
-        """[B, C] shares of classes among the neighbours of z: [B, f] in features: [M, f], as classes: [M, C] weigh."""
+        """[B, C] shares of classes among the neighbours of z: [B, f] in features: [M, f], as classes: [M, C] weigh.
+
+        All that are as far as the last neighbour count, as rounding errors must not choose among them.
+        """
         centre = features.mean(0)  # so that products lose no digits of distances
         z, features = z - centre, features - centre
-        square = z.square().sum(1)[:, None] + features.square().sum(1) - 2 * z @ features.T
+        lengths = z.square().sum(1)[:, None] + features.square().sum(1)  # [B, M]
         weight = classes.sum(1)
-        square = square.clamp(min=0).masked_fill(weight == 0, torch.inf)
-        near, at = square.topk(min(self.neighbours, square.shape[1]), largest=False)
-        there = near.isfinite()
-        near = torch.where(there, near, 0)
-        gap = (near[:, :1] - near) / (self.scale * z.shape[1])  # the nearest has 0: shares are the same, and finite
-        kernel = torch.where(there, gap + weight[at].log(), -torch.inf).softmax(1)
-        return torch.einsum("bk,bkc->bc", kernel, (classes / positive(weight)[:, None])[at])
+        square = (lengths - 2 * z @ features.T).clamp(min=0).masked_fill(weight == 0, torch.inf)
+        near = square.topk(min(self.neighbours, square.shape[1]), largest=False).values
+        there = (square <= near[:, -1:] + EQUAL * torch.finfo(z.dtype).eps * lengths) & square.isfinite()
+        gap = (near[:, :1] - torch.where(there, square, 0)) / (self.scale * z.shape[1])  # of the nearest 0: all finite
+        kernel = torch.where(there, gap + weight.log(), -torch.inf).softmax(1)
+        return kernel @ (classes / positive(weight)[:, None])
 
     def _mix(self, model, memory, x):
         """[B, C] logarithms of the mixed probabilities."""
