@@ -430,7 +430,7 @@ def write():
                         ran[name] = settings
                 if ran:
                     lines += [f"### {title}, {group}", "", *table(cases_of, ran), "", *notes(cases_of, rows), ""]
-    head = f"`python evidence/federations.py measure --tuned --answers FILE`, then `write`; {page.version()}."
+    head = f"`python evidence/federations.py measure --answers FILE`, then `write`; {page.version()}."
     page.put(PAGE, "now", "\n".join([head, "", *lines]), "Twelve federations")
 
 
