@@ -55,7 +55,8 @@ def save(run: TrainedRun, folder: str | Path) -> Summary:
     Raises:
         UsageError: the folder holds a finished run already.
 
-    >>>     >>> x, client = torch.randn(60, 4), torch.arange(60) % 3
+    >>> import torch
+    >>> x, client = torch.randn(60, 4), torch.arange(60) % 3
     >>> federation = kinfed.Federation.from_arrays(x, (x[:, 0] > 0).long(), client)
     >>> run = kinfed.fit(kinfed.Local(), federation, torch.nn.Linear(4, 2), rounds=1)
     >>> _ = kinfed.save(run, "three-clients")
