@@ -105,6 +105,16 @@ def test_one_that_fails_or_takes_too_long_is_left_out_in_a_line(monkeypatch):
     assert "takes more than" in problems[0]
 
 
+def test_examples_that_are_no_rows_leave_them_out_and_say_so():
+    x, y, client = draw_rows()
+    wide = Federation.from_arrays(x.repeat(1, 300), y, client)
+    models, problems = fit_named(wide, NEIGHBOURS)
+    assert not models
+    assert problems == [
+        "baseline left out: KNeighborsRegressor, which takes rows of at most 500 numbers, at most 1,000,000 of them"
+    ]
+
+
 def test_a_choice_is_judged_against_them_and_draws_of_theirs_are_fixed():
     data = Federation.from_arrays(*draw_rows(8, 40))
     scores = []

@@ -94,7 +94,7 @@ def standard_baselines(
     """
     task = federation.task
     if type(task) not in TASKS.values():
-        return [], []
+        return [], [f"baseline left out: {baseline.name}, as the task is one of your own" for baseline in named]
     models, problems = standard_models(federation, pool, named)
     by = select_by or task.metric
     return [_baseline(federation, baseline, by) for baseline in models], problems

@@ -162,6 +162,9 @@ def standard_models(
     else:
         recipes = _of_numbers(data, isinstance(task, Forecasting))
     models, problems = list[StandardModel](), list[str]()
+    if not data.has_inputs:
+        why = f"which takes rows of at most {COLUMNS} numbers, at most {5 * ROWS:,} of them"
+        problems += [f"baseline left out: {baseline.name}, {why}" for baseline in named]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of fits that have not converged: validation rows say what they are worth
         of_user = chain.from_iterable(_of_user(data, task, baseline) for baseline in named)
