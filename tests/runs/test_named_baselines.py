@@ -148,7 +148,7 @@ def test_a_config_names_them_and_records_what_a_file_of_ones_own_contains(tmp_pa
     ("wanted", "why"),
     [
         ("ridge", "are estimators such as lightgbm:LGBMRegressor or mine.py:Model"),
-        ("sklearn.linear_model:Rigde", "there is no 'Rigde' in sklearn.linear_model"),
+        ("sklearn.linear_model:Rigde", "there is no 'Rigde' in sklearn.linear_model; did you mean 'Ridge'"),
         ("nosuchpackage:Model", "nosuchpackage"),
         ([{"name": "sklearn.linear_model:Ridge", "alfa": 1}], "cannot be made: TypeError"),
         ("sklearn.linear_model:ridge_regression", "cannot be made"),
@@ -157,6 +157,7 @@ def test_a_config_names_them_and_records_what_a_file_of_ones_own_contains(tmp_pa
         ([Ridge(), Ridge(2.0)], "has two that are called 'Ridge'"),
         (["collections:OrderedDict"], "has no fit"),
         ([3], "got 3"),
+        (3, "must be a list of estimators; got 3"),
     ],
 )
 def test_what_names_no_estimator_is_refused_in_one_line(wanted, why):

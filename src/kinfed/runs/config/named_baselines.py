@@ -24,6 +24,8 @@ def read_baselines(wanted: str | Sequence[Any]) -> tuple[list[NamedBaseline], li
     An estimator itself is copied before each fit. The second result is the config's complete list, without these.
     Raises UsageError for a name that is none, and for what has no `fit`.
     """
+    if not isinstance(wanted, str | list | tuple):
+        raise UsageError(f"{WHERE} must be a list of estimators; got {wanted!r:.80}")
     items: list[Any] = [part.strip() for part in wanted.split(",")] if isinstance(wanted, str) else list(wanted)
     read = [_read(item) for item in items]
     names = Counter(baseline.name for baseline, _ in read)

@@ -52,7 +52,8 @@ def load(name: str, where: str) -> Any:
             for key, value in vars(module).items()
             if not key.startswith("_") and getattr(value, "__module__", "") == module.__name__
         ]
-        raise UsageError(f"{where}: there is no '{attribute}' in {source}; {nearest(attribute, defined)}")
+        exported = defined or list(getattr(module, "__all__", ()))  # a package's names are of modules within it
+        raise UsageError(f"{where}: there is no '{attribute}' in {source}; {nearest(attribute, exported)}")
     part = getattr(module, attribute)
     if _FILES.get() is not None:  # a server names it, and must not reach what the file only imports
         kinds = (type, FunctionType) if module_of(module.__name__) else (type,)
