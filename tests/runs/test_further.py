@@ -25,6 +25,7 @@ from kinfed.runs.further_rounds import further, link
 from kinfed.runs.launch import launch
 from kinfed.runs.results import save
 from kinfed.runs.run_folder import RunFolder
+from kinfed.runs.test_scores import Tested
 from kinfed.simulation.execution import Execution
 
 NO_STATISTICS = {"pfedbayes"}
@@ -276,3 +277,24 @@ def test_the_command_needs_no_source_and_takes_settings_anywhere(tmp_path, capsy
     with pytest.raises(SystemExit, match="2"):
         execute(["run"])
     assert execute(["run", "--quiet", "local", "rounds=1", "--out", str(tmp_path / "d")]) == 0  # options may come first
+
+
+def test_models_that_were_trained_on_the_test_rows_too_score_none_of_them(tmp_path, capsys):
+    """A choice ends with models trained on all rows. A run that goes on from it begins with its server's state."""
+    draw = np.random.default_rng(0)
+    lines = ["client,a,b,y"]
+    for i, (a, b, noise) in enumerate(draw.normal(size=(240, 3))):
+        lines.append(f"k{i % 6},{a:.4f},{b:.4f},{a * (i % 6) + noise:.4f}")
+    table = tmp_path / "table.csv"
+    table.write_text("\n".join(lines))
+    command = ["run", str(table), "--client", "client", "--target", "y", "rounds=2", "--budget", "40", "--quiet"]
+    assert execute([*command, "--out", str(tmp_path / "chosen")]) == 0
+    chosen = RunFolder(tmp_path / "chosen").read_summary()
+    assert chosen.provenance.refit
+    assert execute(["run", "--from", chosen.out, "rounds=2", "--quiet", "--out", str(tmp_path / "on")]) == 0
+    on = RunFolder(tmp_path / "on")
+    after, tested = on.read_summary(), Tested.read(on)
+    assert (after.provenance.refit, after.provenance.former["scores"]) == (False, False)
+    for name, scores in tested.examples.items():
+        assert np.mean(scores) == pytest.approx(tested.means[name], rel=1e-4)
+    capsys.readouterr()

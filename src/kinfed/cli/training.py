@@ -251,9 +251,7 @@ def _carried_out(summary: Summary) -> Iterator[str]:
 
 def _went_on(origin: dict[str, Any]) -> str:
     """From which run this one has gone on, and what it has taken over."""
-    scores = (
-        "and scores are taken over" if origin["scores"] else "are taken over, scores start again with the other data"
-    )
+    scores = "and scores are taken over" if origin["scores"] else "are taken over, and scores start again"
     joined = list_names(origin["joined"])
     who = f"; {several(len(origin['joined']), 'client')} joined: {joined}" if joined else ""
     return (

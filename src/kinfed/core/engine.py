@@ -183,7 +183,7 @@ def run(
     recorder.history.selector.selection = _select_by(rounds.selection, solver, roster.training)
     if begin == 0:
         server = _start(method, roster)
-    elif begin >= drawn.joins and solver.is_solved(server):
+    elif begin >= drawn.joins and solver.is_solved(server) and recorder.history.rounds:
         return server
     for round in rounds.go_on(begin, recorder, full, drawn.share):
         full, roster = replace(full, round=round), replace(roster, round=round)

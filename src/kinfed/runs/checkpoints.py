@@ -127,13 +127,16 @@ class Checkpointer:
         """The server's state at the end of another run; fills the fleet's private states, and the history.
 
         With other data clients may have joined, and scores and selection begin anew: those before are of other
-        examples.
+        examples. They begin anew, too, where the run's models were then trained on all rows, those of the test as well.
         """
         fleet, history = self._fleet, self._history
         server = tree_map(lambda t: t.to(fleet.device), former.server(method.start(roster)))
         ids, states = former.states(fleet.states.keep())
         if not self._changed:
-            former.restore(history, self._layout)
+            if former.summary.provenance.refit:
+                history.cost.done = former.done
+            else:
+                former.restore(history, self._layout)
             fleet.states.restore((ids, states))
             return server
         place = {name: i for i, name in enumerate(fleet.names)}
