@@ -200,8 +200,8 @@ fedavg     +1,061.9     none
 
 def test_a_link_alone_to_a_csv_file_is_that_table():
     show = importlib.import_module("tables").show
-    directive = "```{csv-table} [A (b)](c/d.csv)\n:file: c/d.csv\n:header-rows: 1\n```"
-    assert show("x\n\n[A (b)](c/d.csv)\n\ny") == f"x\n\n{directive}\n\ny"
+    directive = "~~~{csv-table} [A (`b`)](c/d.csv)\n:file: c/d.csv\n:header-rows: 1\n~~~"
+    assert show("x\n\n[A (`b`)](c/d.csv)\n\ny") == f"x\n\n{directive}\n\ny"
     assert show("see [a](c/d.csv)\n[e](f.md)") == "see [a](c/d.csv)\n[e](f.md)"
 
 

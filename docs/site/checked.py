@@ -30,10 +30,12 @@ class Page(HTMLParser):
 
 
 def broken(folder: Path) -> Iterator[str]:
-    """What is wrong with the links in a folder of pages, a line each."""
+    """What is wrong with the links and tables in a folder of pages, a line each."""
     pages = {path: Page(path.read_text(encoding="utf-8")) for path in sorted(folder.rglob("*.html"))}
     for path, page in pages.items():
         at = path.relative_to(folder)
+        if "{csv-table}" in path.read_text(encoding="utf-8"):
+            yield f"{at} shows the directive of a table in place of the table"
         for link in sorted(page.links):
             parts = urlsplit(link)
             if parts.scheme or parts.netloc:

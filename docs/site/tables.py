@@ -15,8 +15,11 @@ ALIGNED = {"text-left", "text-center", "text-right"}
 
 
 def show(text: str) -> str:
-    """The text of a page with the directive of a table in place of each link that is one."""
-    return LINKED.sub(lambda link: f"```{{csv-table}} {link[0]}\n:file: {link[1]}\n:header-rows: 1\n```", text)
+    """The text of a page with the directive of a table in place of each link that is one.
+
+    A fence of backticks could not have any in its first line, and captions have some.
+    """
+    return LINKED.sub(lambda link: f"~~~{{csv-table}} {link[0]}\n:file: {link[1]}\n:header-rows: 1\n~~~", text)
 
 
 def align(table: nodes.table) -> None:
