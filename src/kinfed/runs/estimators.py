@@ -107,7 +107,8 @@ class _Grouped(BaseEstimator):  # type: ignore[misc]
         self.groups_ = named.names if self._is_grouped(groups) else []
         counted = "" if weights is None else weight
         federation = self._federation(frame, TableReader(client=group, target=answer, labels=labels, weight=counted))
-        seed, (method, model) = self._seed(), USUAL[labels] if self.method is None else (self.method, "mlp")
+        seed = self._seed()
+        method, model = USUAL[labels] if self.method is None else (self.method, "mlp")
         self.run_ = fit(
             take(KNOWN, method, "method")() if isinstance(method, str) else method,
             federation,

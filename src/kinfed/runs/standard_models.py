@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 from ..core.tasks import Classification, Counts, Forecasting, Quantiles, Regression
 from ..data.federation import Federation
 from ..errors import UsageError, note_failure
+from ..methods.solved.partial_pooling import widen_levels
 from ..methods.solved.standard import (
     FEWEST,
-    RARE,
     Line,
     fit_boosted_counts,
     fit_boosted_labels,
@@ -31,6 +31,7 @@ from ..methods.solved.standard import (
     fit_logistic,
     fit_poisson,
     fit_ridge,
+    log_counts,
     log_mean,
     shares_of,
 )
@@ -303,7 +304,7 @@ def _means_by_time(data: _Data) -> Answers | None:
 def _of_counts(data: _Data, middle: float) -> Iterator[_Recipe]:
     """Their outputs are logarithms of counts over the mean of all."""
     x, y, who, w = data.x["train"], data.y["train"], data.who["train"], data.weight["train"]
-    mean = np.log(np.maximum(_client_means(y, who, data.clients, PSEUDO / 10, w) / middle, RARE))
+    mean = log_counts(_client_means(y, who, data.clients, PSEUDO / 10, w), middle)
     yield _Recipe(MEAN, False, lambda: _constant(data, mean), form="linear")
     if not data.has_inputs:
         return
@@ -337,7 +338,7 @@ def _of_counts(data: _Data, middle: float) -> Iterator[_Recipe]:
 
     def boost() -> Answers:
         counts = _boost(data, x, y[:, 0], who, np.exp(mean) * middle, {"loss": "poisson"}, w)
-        return {split: np.log(np.maximum(item / middle, RARE)) for split, item in counts.items()}
+        return {split: log_counts(item, middle) for split, item in counts.items()}
 
     yield _Recipe(f"boosting {POOLED}", True, boost, large)
 
@@ -412,7 +413,7 @@ def _of_user(data: _Data, task: Any, baseline: NamedBaseline) -> Iterator[_Recip
         if classes:
             return _logs(model, x, classes)
         answers = np.asarray(model.predict(x), float).reshape(len(x), 1)
-        return np.log(np.maximum(answers / middle, RARE)) if isinstance(task, Counts) else answers
+        return log_counts(answers, middle) if isinstance(task, Counts) else answers
 
     def fit(x: Array, y: Any, w: Array | None = None) -> Line | _Fitted:
         if time.monotonic() > end:
@@ -453,8 +454,8 @@ def _add_errors(data: _Data, answers: Answers) -> Answers:
     errors, who = data.y["train"] - answers["train"], data.who["train"]
     shift = np.zeros((data.clients, errors.shape[1], len(data.levels)))
     for i, mine in _by_client(who):
-        ranks = np.clip(0.5 + (np.array(data.levels) - 0.5) * (1 + 1 / len(mine)), 0, 1)  # as partial pooling's
-        shift[i] = np.nan_to_num(np.nanquantile(errors[mine], ranks, axis=0).T)
+        levels = widen_levels(np.array(data.levels), len(mine))
+        shift[i] = np.nan_to_num(np.nanquantile(errors[mine], levels, axis=0).T)
     return {
         split: (item[:, :, None] + shift[data.who[split]]).reshape(len(item), -1)
         for split, item in answers.items()
@@ -606,7 +607,7 @@ def _poisson_with_clients(
     def make(strength: float) -> Model:
         model = PoissonRegressor(alpha=1 / (strength * total), max_iter=300, tol=1e-7)
         model.fit(_widen(x, who, data.clients), y[:, 0], w)
-        return lambda x, who: np.log(np.maximum(model.predict(_widen(x, who, data.clients)) / middle, RARE))[:, None]
+        return lambda x, who: log_counts(model.predict(_widen(x, who, data.clients)), middle)[:, None]
 
     return _tune(data, STRENGTHS, make, middle)
 

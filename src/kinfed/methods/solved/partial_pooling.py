@@ -287,21 +287,24 @@ def count_levels(task: Any) -> int:
 
 
 def add_errors(client: Client, task: Quantiles, received: Tree) -> Params:
-    """The model with quantiles of the client's own training errors added to its forecasts, all of a step alike.
-
-    Ranks are those of split-conformal prediction (Lei et al. 2018, doi:10.1080/01621459.2017.1307116, Section 2.2).
-    """
+    """The model with quantiles of the client's own training errors added to its forecasts, all of a step alike."""
     _, y, real = client.data
     inputs, coefficients, link = inputs_of(client, received)
     levels, layout = count_levels(task), client.model.layout
     target, present = _readings(task, y, real.double(), link)
     errors = target - (inputs @ coefficients)[:, ::levels]  # [n, H]
-    quantiles = errors.new_tensor(task.quantiles)[:, None]
-    wider = 1 + 1 / present.sum(0).clamp(min=1)  # so that a new reading, which is one of n + 1, lies within as often
-    ranks = (0.5 + (quantiles - 0.5) * wider).clamp(0, 1)  # [Q, H]
-    shift = weighted_quantiles(errors, present, ranks).T.flatten()  # [H * Q]
+    wider = widen_levels(errors.new_tensor(task.quantiles)[:, None], present.sum(0).clamp(min=1))  # [Q, H]
+    shift = weighted_quantiles(errors, present, wider).T.flatten()  # [H * Q]
     coefficients = torch.cat([coefficients[:-1], coefficients[-1:] + shift])
     return Params(model_of(layout, received.theta, coefficients[None])[0])
+
+
+def widen_levels(levels: Any, count: Any) -> Any:
+    """Levels: [...] of quantiles of so many errors below which a new one, of count + 1, lies as often as they say.
+
+    They are the ranks of split-conformal prediction (Lei et al. 2018, doi:10.1080/01621459.2017.1307116, Section 2.2).
+    """
+    return (0.5 + (levels - 0.5) * (1 + 1 / count)).clip(0, 1)
 
 
 def weighted_quantiles(values: Tensor, weights: Tensor, levels: Tensor) -> Tensor:

@@ -145,7 +145,13 @@ def fit_poisson(x: Array, y: Array, middle: float, penalty: float, w: Array | No
 
 def log_mean(y: Array, middle: float, w: Array | None = None) -> Array:
     """[1] the logarithm of the mean of counts y: [n] over `middle`, the mean of all."""
-    return np.array([math.log(max(float(np.average(y, 0, w)) / middle, RARE))])
+    return log_counts(np.array([np.average(y, 0, w)]), middle)
+
+
+def log_counts(counts: Array, middle: float) -> Array:
+    """The logarithms of expected counts over `middle`, the mean of all, none of them below that of `RARE`."""
+    logarithms: Array = np.log(np.maximum(counts / middle, RARE))
+    return logarithms
 
 
 def shares_of(y: NDArray[np.int64], classes: int, w: Array | None = None) -> Array:

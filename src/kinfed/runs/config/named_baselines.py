@@ -27,14 +27,14 @@ def read_baselines(wanted: str | Sequence[Any]) -> tuple[list[NamedBaseline], li
     if not isinstance(wanted, str | list | tuple):
         raise UsageError(f"{WHERE} must be a list of estimators; got {wanted!r:.80}")
     items: list[Any] = [part.strip() for part in wanted.split(",")] if isinstance(wanted, str) else list(wanted)
-    read = [_read(item) for item in items]
+    read = [_read_baseline(item) for item in items]
     names = Counter(baseline.name for baseline, _ in read)
     if twice := [name for name, count in names.items() if count > 1]:
         raise UsageError(f"{WHERE} has two that are called '{twice[0]}'; name a function of a file for one of them")
     return [baseline for baseline, _ in read], [table for _, table in read if table]
 
 
-def _read(item: Any) -> tuple[NamedBaseline, dict[str, Any]]:
+def _read_baseline(item: Any) -> tuple[NamedBaseline, dict[str, Any]]:
     if hasattr(item, "fit") and not inspect.isclass(item):
         from sklearn.base import clone
 
