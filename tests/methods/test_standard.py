@@ -14,7 +14,14 @@ from sklearn.linear_model import LogisticRegression, PoissonRegressor, Ridge
 from kinfed import Classification, Counts, Execution, Federation, Quantiles, Regression, UsageError, fit
 from kinfed.cli import main
 from kinfed.cli.predict import open_predictor
-from kinfed.methods.solved.standard import FEWEST, Standard, round_down
+from kinfed.methods.solved.standard import (
+    FEWEST,
+    Standard,
+    fit_boosted_counts,
+    fit_boosted_labels,
+    fit_boosting,
+    round_down,
+)
 from kinfed.models.linear import linear
 from kinfed.models.trees import trees
 from kinfed.runs.run import Run
@@ -120,6 +127,20 @@ def test_a_class_that_a_client_has_not_seen_is_unlikely():
     for module in (linear((4,), 3), grown("three classes", 3)):
         chances = fit_each(data, module).model("0")(data.x).softmax(1).detach()
         assert 0 < chances[:, 2].max() <= 1e-6
+
+
+@pytest.mark.parametrize(
+    ("fit", "last"), [(fit_boosting, ()), (fit_boosted_counts, (1.5,)), (fit_boosted_labels, (2,))]
+)
+def test_a_column_without_a_value_at_a_client_counts_for_nothing(fit, last):
+    x = np.random.default_rng(0).normal(size=(80, 3))
+    x[:, 1] = np.nan
+    y = (x[:, 0] > 0).astype(int)
+    y = y[:, None].astype(float) if fit is fit_boosting else y
+    full, kept = fit(x, y, *last, trees=5, depth=3), fit(x[:, [0, 2]], y, *last, trees=5, depth=3)
+    new = np.random.default_rng(1).normal(size=(20, 3))
+    for ours, theirs in zip(full.models, kept.models, strict=True):
+        np.testing.assert_array_equal(ours.predict(new), theirs.predict(new[:, [0, 2]]))
 
 
 def test_rows_on_a_threshold_go_where_scikit_learn_sends_them():

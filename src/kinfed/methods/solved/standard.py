@@ -168,7 +168,7 @@ def fit_boosting(x: Array, y: Array, trees: int, depth: int, w: Array | None = N
     if len(x) < FEWEST:
         return Forest((), (), np.average(y, 0, w))
     how = _bound_boosting(trees, depth)
-    models = [HistGradientBoostingRegressor(**how).fit(x, target, w) for target in y.T]
+    models = [_fit_histograms(HistGradientBoostingRegressor(**how), x, target, w) for target in y.T]
     return Forest(models, [[i] for i in range(len(models))], np.zeros(len(models)))
 
 
@@ -178,7 +178,8 @@ def fit_boosted_counts(x: Array, y: Array, middle: float, trees: int, depth: int
 
     if len(x) < FEWEST or not y.sum() > 0:
         return Forest((), (), log_mean(y, middle, w))
-    model = HistGradientBoostingRegressor(loss="poisson", **_bound_boosting(trees, depth)).fit(x, y, w)
+    model = HistGradientBoostingRegressor(loss="poisson", **_bound_boosting(trees, depth))
+    _fit_histograms(model, x, y, w)
     return Forest([model], [[0]], np.array([-math.log(middle)]))
 
 
@@ -191,10 +192,15 @@ def fit_boosted_labels(
     seen = np.unique(y)
     if len(x) < FEWEST or len(seen) < 2:
         return Forest((), (), shares_of(y, classes, w))
-    model = HistGradientBoostingClassifier(**_bound_boosting(trees, depth)).fit(x, y, w)
+    model = _fit_histograms(HistGradientBoostingClassifier(**_bound_boosting(trees, depth)), x, y, w)
     bias = np.full(classes, UNSEEN)
     bias[seen] = 0.0
     return Forest([model], [seen if len(seen) > 2 else seen[1:]], bias)
+
+
+def _fit_histograms(model: Any, x: Array, y: Array, w: Array | None) -> Any:
+    """Fit a model of histograms to x: [n, d], in which a client may have no value at all in some columns."""
+    return model.fit(np.where(np.isnan(x).all(0), 0.0, x), y, w)  # scikit-learn has no bins for a column without values
 
 
 def _bound_boosting(trees: int, depth: int) -> dict[str, Any]:
