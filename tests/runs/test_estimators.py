@@ -8,9 +8,12 @@ import polars
 import pytest
 from sklearn.base import clone
 from sklearn.model_selection import GridSearchCV, KFold, cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import FunctionTransformer
 from sklearn.utils.estimator_checks import check_estimator
 
 import kinfed
+from kinfed.runs.prediction_intervals import find_half_widths
 
 FEW = {"rounds": 4, "epochs": 5}  # enough for scikit-learn's own examples, in little time
 
@@ -176,3 +179,59 @@ def test_what_cannot_be_used_is_said_in_one_line(opposed, settings, groups, why)
     with pytest.raises(ValueError, match=why) as problem:
         kinfed.Regressor(**settings).fit(X, y, groups)
     assert "\n" not in str(problem.value)
+
+
+def test_a_regressors_intervals_are_those_of_errors_on_rows_that_fit_held_back():
+    """Computed again from the run's module and its validation rows, and as many new rows inside as were asked for."""
+    draw, inside = np.random.default_rng(0), []
+    for _ in range(6):
+        groups = np.repeat([f"s{i}" for i in range(10)], 240)
+        X, noise = draw.normal(size=(len(groups), 3)), np.repeat(np.exp(draw.normal(size=10) / 2), 240)
+        y, old = 20 + X[:, 0] + noise * draw.normal(size=len(groups)), np.arange(len(groups)) % 240 < 40
+        model = kinfed.Regressor(rounds=2).fit(X[old], y[old], groups[old])
+        answers, bounds = model.predict(X[~old], groups[~old], interval=90)
+        inside.append(((bounds[:, 0] <= y[~old]) & (y[~old] <= bounds[:, 1])).mean())
+    assert 0.87 < np.mean(inside) < 0.95
+    np.testing.assert_array_equal(answers, model.predict(X[~old], groups[~old]))
+    federation, errors = model.run_.federation, []
+    meaning = model.run_.predictor().answers
+    for name, rows in zip(federation.names, federation.rows["validation"], strict=True):
+        outputs = model.run_.model(name).double()(federation.x[rows].double()).detach()
+        errors.append((meaning.in_units(outputs) - federation.y[rows].reshape(-1, 1)).numpy())
+    assert [len(table) for table in errors] == [4] * 10
+    half = dict(zip(federation.names, find_half_widths(errors, 0.9)[:, 0], strict=False))
+    expected = np.array([half[name] for name in groups[~old]])
+    np.testing.assert_allclose(bounds[:, 1] - answers, expected, rtol=1e-4)
+    np.testing.assert_allclose(answers - bounds[:, 0], expected, rtol=1e-4)
+
+
+def test_intervals_pass_through_a_pipeline_and_skipped_rows_have_none(opposed):
+    X, y, groups = opposed
+    model = kinfed.Regressor(rounds=1, groups=4, unknown="skip")
+    data = np.column_stack([X, np.unique(groups, return_inverse=True)[1]])
+    strange = data[:3].copy()
+    strange[1, 4] = 9
+    with pytest.warns(UserWarning, match="skipped 1 of 3 rows"):
+        answers, bounds = make_pipeline(FunctionTransformer(), model).fit(data, y).predict(strange, interval=50)
+    assert np.isnan(answers).tolist() == np.isnan(bounds).all(1).tolist() == [False, True, False]
+    assert (bounds[[0, 2], 0] < answers[[0, 2]]).all()
+    assert (answers[[0, 2]] < bounds[[0, 2], 1]).all()
+
+
+@pytest.mark.parametrize(
+    ("settings", "interval", "why"),
+    [
+        ({}, 0.9, "interval is in per cent, from 1 to below 100, such as 90; got 0.9"),
+        ({}, 100, "got 100"),
+        ({}, "90", "got '90'"),
+        ({}, 99, "need at least 99 rows .* held out; got 20, so hold out more"),
+        ({"validation": 0}, 90, "intervals need rows that fit held back, and with validation=0 some group is too"),
+        ({"validation": 0.01}, 90, "with validation=0.01 some group is too small for one; raise validation"),
+    ],
+)
+def test_intervals_that_nothing_vouches_for_are_refused_in_one_line(opposed, settings, interval, why):
+    X, y, groups = opposed
+    model = kinfed.Regressor(rounds=1, **settings).fit(X, y, groups)
+    with pytest.raises(ValueError, match=why) as caught:
+        model.predict(X, groups, interval=interval)
+    assert "\n" not in str(caught.value)

@@ -76,7 +76,7 @@ def test_missing_truths_and_clients_without_test_rows_and_answers_without_error(
 
 @pytest.mark.parametrize(("rows", "level"), [(8, 0.9), (0, 0.5), (98, 0.99)])
 def test_too_few_rows_have_no_interval(rows, level):
-    with pytest.raises(UsageError, match=f"need at least {round(level / (1 - level))} test rows .*; got {rows}"):
+    with pytest.raises(UsageError, match=f"need at least {round(level / (1 - level))} rows .* held out; got {rows}"):
         find_half_widths(columns([1] * rows), level)
 
 
@@ -141,10 +141,11 @@ def test_a_run_in_memory_has_the_intervals_of_its_folder(sales, tmp_path):
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (["--interval", "0"], "--interval is in per cent, above 0 and below 100; got 0"),
-        (["--interval", "100"], "above 0 and below 100; got 100"),
-        (["--interval", "nan"], "above 0 and below 100; got nan"),
-        (["--interval", "99.9"], "need at least 999 test rows of all clients together; got 96"),
+        (["--interval", "0"], "--interval is in per cent, from 1 to below 100, such as 90; got 0"),
+        (["--interval", "0.9"], "from 1 to below 100, such as 90; got 0.9"),
+        (["--interval", "100"], "from 1 to below 100, such as 90; got 100"),
+        (["--interval", "nan"], "from 1 to below 100, such as 90; got nan"),
+        (["--interval", "99.9"], "need at least 999 rows of all clients together that were held out; got 96"),
     ],
 )
 def test_what_cannot_be_promised_is_told_in_one_line(words, why, sales, capsys):

@@ -97,13 +97,12 @@ def open_predictor(path: Path, unknown: Unknown = "error", percent: float | None
     With `percent` it gives bounds, between which so many of truths lie.
     """
     from ..runs.openers import experiment_at, predictor_at
+    from ..runs.prediction_intervals import read_percent
     from ..runs.run import Run  # it imports PyTorch
 
-    if percent is not None and not 0 < percent < 100:
-        raise UsageError(f"--interval is in per cent, above 0 and below 100; got {percent:g}")
+    interval = None if percent is None else read_percent(percent, "--interval")
     if (experiment := experiment_at(path)) is None:
         saved = Run.open(path)
-        interval = None if percent is None else percent / 100
         return saved.predictor(unknown=unknown, interval=interval), saved.summary.method
     if percent is not None:
         raise UsageError(f"{path} is of a site, which keeps no errors of test rows; leave --interval out")

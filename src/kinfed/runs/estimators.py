@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any, Self
+from typing import Any, Self, overload
 
 import numpy as np
 import polars
@@ -40,6 +40,7 @@ from ..methods.solved import KNOWN
 from .config.experiment import default_model
 from .config.parts import take
 from .fit import fit
+from .prediction_intervals import read_percent
 from .predictor import KEPT
 from .row_owners import Unknown, check_unknown
 
@@ -129,6 +130,7 @@ class _Grouped(BaseEstimator):  # type: ignore[misc]
         owned = [of[name] for name in names]
         counts = [math.floor(self.validation * len(rows)) for rows in owned]
         counts = counts if min(counts) else [0] * len(owned)
+        self._holds_rows = bool(min(counts))
         draw = generator(self._seed(), "split")
         mixed = [rows[torch.randperm(len(rows), generator=draw)] for rows in owned]
         train = [rows[count:] for rows, count in zip(mixed, counts, strict=True)]
@@ -138,7 +140,8 @@ class _Grouped(BaseEstimator):  # type: ignore[misc]
         return Federation(
             dataset.x,
             dataset.y,
-            {"train": train, "validation": held, "test": owned},  # nothing is said of the last
+            # Test rows say how wide intervals are; where none are held back, they only fill their place.
+            {"train": train, "validation": held, "test": held if self._holds_rows else owned},
             dataset.task,
             tuple(names),
             classes=dataset.classes,
@@ -205,13 +208,14 @@ class _Grouped(BaseEstimator):  # type: ignore[misc]
             raise ValueError(f"groups must name the group of each row: X has {count} rows, groups {len(names)}")
         return names
 
-    def _answers(self, X: Any, groups: Any) -> NDArray[np.float64]:
-        """[n, C] probabilities, or [n, 1] numbers; NaN in rows that are skipped."""
+    def _answers(self, X: Any, groups: Any, interval: float | None = None) -> NDArray[np.float64]:
+        """[n, C] probabilities, or [n, 1] numbers, with an interval [n, 3]; NaN in rows that are skipped."""
         check_is_fitted(self)
+        share = None if interval is None else self._read_interval(interval)
         frame, names = self._split_groups(X, groups, reset=False)
         # In double precision a row's answer does not depend on the rows that are asked for beside it.
         module = lru_cache(KEPT)(lambda name: self.run_.model(name).double())
-        predictor = replace(self.run_.predictor(), module=module, unknown=self.unknown or "error")
+        predictor = replace(self.run_.predictor(interval=share), module=module, unknown=self.unknown or "error")
         if names is None and not self.groups_:
             predictor = predictor.of_client(ALL)
         else:
@@ -226,6 +230,16 @@ class _Grouped(BaseEstimator):  # type: ignore[misc]
         result = np.full((len(frame), values.shape[1]), np.nan)
         result[answered] = values
         return result
+
+    def _read_interval(self, percent: float) -> float:
+        """The share of truths that intervals are to hold; raises UsageError if no rows say how wide they are."""
+        share = read_percent(percent, "interval")
+        if not self._holds_rows:
+            raise UsageError(
+                f"intervals need rows that fit held back, and with validation={self.validation:g} some group is too "
+                "small for one; raise validation, such as 0.2"
+            )
+        return share
 
     def _answer_without_groups(self) -> Unknown:
         """What answers rows that come without groups: the mean, with a warning, unless it was asked for."""
@@ -306,7 +320,8 @@ class Regressor(RegressorMixin, _Grouped):  # type: ignore[misc]
     a name that `kinfed list models` has, by default curves, `additive`, for numbers without a `method`, and else `mlp`;
     `rounds` of training; in each, `epochs` over a group's rows in batches of `batch_size`, by Adam with
     `learning_rate`, which methods that solve do not need; `validation`, the share of each group's rows that is held
-    back to select the round, unless that is less than one row in some group; `random_state`, a whole number (None is
+    back to select the round and to tell how wide intervals are, unless that is less than one row in some group;
+    `random_state`, a whole number (None is
     0), by which every draw is fixed.
 
     X is an array of numbers, or a frame of pandas or polars, whose text and dates become inputs too. NaN is a missing
@@ -330,9 +345,25 @@ class Regressor(RegressorMixin, _Grouped):  # type: ignore[misc]
         check_consistent_length(X, y)
         return self._train(X, y, groups, _check_weights(sample_weight, X), labels=False)
 
-    def predict(self, X: Any, groups: Any = None) -> NDArray[np.float64]:
-        """[n] numbers in the unit of y, by the model of each row's group; NaN in rows that are skipped."""
-        return self._answers(X, groups)[:, 0]
+    @overload
+    def predict(self, X: Any, groups: Any = None, interval: None = None) -> NDArray[np.float64]: ...
+
+    @overload
+    def predict(
+        self, X: Any, groups: Any = None, *, interval: float
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]: ...
+
+    def predict(
+        self, X: Any, groups: Any = None, interval: float | None = None
+    ) -> NDArray[np.float64] | tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """[n] numbers in the unit of y, by the model of each row's group; NaN in rows that are skipped.
+
+        With interval=90 the numbers, and [n, 2] bounds between which 90 % of truths lie: as `kinfed predict --interval`
+        has them, by the errors on the rows that fit held back. It is an argument of `predict`, as `return_std` is in
+        scikit-learn, because a Pipeline passes that on. Raises ValueError if these rows are too few.
+        """
+        answers = self._answers(X, groups, interval)
+        return answers[:, 0] if interval is None else (answers[:, 0], answers[:, 1:])
 
     def score(self, X: Any, y: Any, groups: Any = None, sample_weight: Any = None) -> float:
         """R2, the coefficient of determination, on rows X: [n, d] with numbers y: [n], without those skipped."""

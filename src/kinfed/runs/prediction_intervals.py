@@ -17,6 +17,14 @@ from ..errors import UsageError
 Array = NDArray[np.float64]
 
 
+def read_percent(percent: Any, what: str) -> float:
+    """The share of truths that intervals are to hold; `what` asks for them. Raises UsageError for what is no share."""
+    if not isinstance(percent, int | float) or isinstance(percent, bool) or not 1 <= percent < 100:
+        got = f"{percent:g}" if isinstance(percent, float) else f"{percent!r:.80}"
+        raise UsageError(f"{what} is in per cent, from 1 to below 100, such as 90; got {got}")
+    return percent / 100
+
+
 def find_half_widths(errors: Sequence[NDArray[Any]], level: float) -> Array:
     r"""[N + 1, C] half of each client's interval for C outputs, and at last that of a client without test rows.
 
@@ -38,8 +46,8 @@ def _find_of_output(errors: Sequence[Array], level: float) -> Array:
     rank = math.ceil((rows + 1) * level - 1e-9)
     if rank > rows:
         raise UsageError(
-            f"intervals that hold {level:.4g} of all rows need at least {math.ceil(level / (1 - level) - 1e-9)} test "
-            f"rows of all clients together; got {rows}"
+            f"intervals that hold {level:.4g} of all rows need at least {math.ceil(level / (1 - level) - 1e-9)} rows "
+            f"of all clients together that were held out; got {rows}, so hold out more"
         )
     sums, mean = np.array([column.sum() for column in errors]), float(np.concatenate(errors).mean())
     mean = max(mean, float(np.finfo(float).tiny))
