@@ -53,6 +53,7 @@ class Role(Enum):
     """What else a field can declare."""
 
     MODEL = "the model itself"
+    SIZES = "of how many clients each cluster is"
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,7 @@ class Like:
 PerClient = Annotated[Tensor, Axis.PER_CLIENT]  # [N, ...] in a state, [K, ...] in a message to a cohort
 Shared = Annotated[Tensor, Axis.SHARED]  # [...] the same for all clients
 Pairwise = Annotated[Tensor, Axis.PAIRWISE]  # [..., N, N], in states only
+ClusterSizes = Annotated[Tensor, Axis.SHARED, Role.SIZES]  # [C] in a state: of how many clients each cluster is
 Averaged = Annotated[Tensor, Reduction.MEAN]  # [...] in an upload: the server gets the mean over the cohort, [...]
 Summed = Annotated[Tensor, Reduction.SUM]  # [...] in an upload: the server gets the sum over the cohort, [...]
 _T = TypeVar("_T")
@@ -103,20 +105,24 @@ def _axes(tree: Tree, axis: Axis | None, where: str) -> Tree:
     return axis
 
 
-def read_reductions(upload: Tree, outer: Reduction = Reduction.NONE) -> Tree:
+def read_reductions(upload: Tree) -> Tree:
     """What the server gets of an upload: the same tree with a `Reduction` in place of each tensor.
 
     A field's declaration holds for everything inside it that has none of its own.
     """
-    kind: Any = type(upload)
+    return _read_marks(upload, "reduction", Reduction.NONE)
+
+
+def _read_marks(tree: Tree, what: str, outer: Any) -> Tree:
+    """The same tree with `what` a `_Field` says in place of each tensor; `outer` holds where nothing is said."""
+    kind: Any = type(tree)
     if fields := _fields(kind):
-        return kind(
-            *(read_reductions(getattr(upload, name), field.reduction or outer) for name, field in fields.items())
-        )
-    if isinstance(upload, tuple):
-        return tuple(read_reductions(value, outer) for value in upload)
-    if isinstance(upload, dict):
-        return {key: read_reductions(value, outer) for key, value in upload.items()}
+        marks = {name: getattr(field, what) or outer for name, field in fields.items()}
+        return kind(*(_read_marks(getattr(tree, name), what, mark) for name, mark in marks.items()))
+    if isinstance(tree, tuple):
+        return tuple(_read_marks(value, what, outer) for value in tree)
+    if isinstance(tree, dict):
+        return {key: _read_marks(value, what, outer) for key, value in tree.items()}
     return outer
 
 
@@ -130,7 +136,7 @@ class _Field(NamedTuple):
 
     axis: Axis | None
     reduction: Reduction | None
-    is_model: bool
+    role: Role | None
     like: str
 
 
@@ -152,7 +158,8 @@ def _fields(kind: type) -> dict[str, _Field]:
         axis = next((mark for mark in declared if isinstance(mark, Axis)), None)
         reduction = next((mark for mark in declared if isinstance(mark, Reduction)), None)
         like = next((mark.field for mark in marks if isinstance(mark, Like)), "")
-        declarations[name] = _Field(axis, reduction, Role.MODEL in marks, like)
+        role = next((mark for mark in marks if isinstance(mark, Role)), None)
+        declarations[name] = _Field(axis, reduction, role, like)
     return declarations
 
 
@@ -163,15 +170,16 @@ def _marks(hint: Any) -> Iterator[Any]:
         yield from _marks(part)
 
 
-def names(tree: Tree, axis: Axis) -> list[str]:
+def names(tree: Tree, mark: Axis | Role) -> list[str]:
     """The names, as in `pack`, of the tensors with this declaration."""
-    return [name for name, declared in pack(axes(tree)).items() if cast(Any, declared) is axis]
+    marks = axes(tree) if isinstance(mark, Axis) else _read_marks(tree, "role", None)
+    return [name for name, declared in pack(marks).items() if cast(Any, declared) is mark]
 
 
 def model_field(tree: Tree) -> str:
     """The name of the field that is declared as the model; empty if there is none."""
     kind: Any = type(tree)
-    return next((name for name, field in _fields(kind).items() if field.is_model), "")
+    return next((name for name, field in _fields(kind).items() if field.role is Role.MODEL), "")
 
 
 def model_of(tree: Tree) -> Tensor | None:

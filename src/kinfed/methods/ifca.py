@@ -13,7 +13,7 @@ import torch
 from ..core.field_checks import Count
 from ..core.method import Method, Params
 from ..core.mixins import Explains
-from ..core.trees import ModelOf, PerClient, Shared, Summed
+from ..core.trees import ClusterSizes, ModelOf, PerClient, Shared, Summed
 from .parts.random_starts import shuffle_models
 
 PATIENCE = 5  # rounds after which it is said that all clients chose the same model
@@ -24,7 +24,7 @@ class Server(NamedTuple):
     """The server's state."""
 
     theta: Shared  # [C, d] one model a cluster
-    members: Shared  # [C] how many clients trained each, in the last round in which it had any
+    members: ClusterSizes  # [C] how many clients trained each, in the last round in which it had any
 
 
 class Sent(NamedTuple):

@@ -19,7 +19,7 @@ from ..core.layout import Layout
 from ..core.method import Roster
 from ..core.seeding import tags
 from ..core.training import Training
-from ..core.trees import Axis, Tree
+from ..core.trees import Axis, Role, Tree
 from ..errors import UsageError, some
 from .models_file import ALL, ModelsFile
 from .run_folder import RunFolder
@@ -80,14 +80,14 @@ def _drop_repeats(arrays: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str
 def holds_members(server: Tree) -> bool:
     """Whether a server's state tells single clients' models: numbers of each client, or a cluster of one alone.
 
-    A cluster is of all who have its label, or of as many as `members` counts.
+    A cluster is of all who have its label, or of as many as a field that is declared `ClusterSizes` says.
     """
     arrays = trees.pack(server)
     tables = [t for name in trees.names(server, Axis.PER_CLIENT) if (t := arrays[name]).numel()]
     labels = [t for t in tables if t.ndim == 1 and t.dtype == torch.int64]
-    alone = any((t[t >= 0].unique(return_counts=True)[1] == 1).any() for t in labels)
-    alone = alone or any((t == 1).any() for name, t in arrays.items() if name == "members")
-    return alone or any(t.ndim > 1 and t.is_floating_point() for t in tables)
+    sizes = [t[t >= 0].unique(return_counts=True)[1] for t in labels]
+    sizes += [arrays[name] for name in trees.names(server, Role.SIZES)]
+    return any((t == 1).any() for t in sizes) or any(t.ndim > 1 and t.is_floating_point() for t in tables)
 
 
 class StateFile:

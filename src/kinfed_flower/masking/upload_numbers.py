@@ -7,10 +7,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from kinfed.core import trees
 from kinfed.core.private.privacy import Privacy
 from kinfed.core.private.private_sums import clip, find_noise, find_origins
 from kinfed.core.private.private_training import SecretLots
-from kinfed.core.trees import Tree, pack, unpack
+from kinfed.core.trees import Tree
 from kinfed.errors import UsageError
 
 FARTHEST = 18  # deviations: no normal number of `SecretLots` lies farther from 0
@@ -37,7 +38,7 @@ def flatten_upload(privacy: Privacy, rounds: int, sent: Tree, upload: Tree, weig
     clients are protected, it is the clipped change of the upload that is added up, with this site's share of the noise.
     """
     share = find_share(privacy, rounds)
-    tensors = {name: t.double() for name, t in pack(upload).items()}
+    tensors = {name: t.double() for name, t in trees.pack(upload).items()}
     origins = find_origins(sent, upload)
     if share:
         changes = {name: t - _as_double(origins.get(name, 0.0)) for name, t in tensors.items()}
@@ -67,19 +68,19 @@ def read_sum(privacy: Privacy, rounds: int, sent: Tree, like: Tree, total: Numbe
         raise UsageError("no site counts in the mean, as all have the weight 0")
     origins, noised = find_origins(sent, like), bool(find_share(privacy, rounds))
     given, begin = {}, 0
-    for name, t in pack(like).items():
+    for name, t in trees.pack(like).items():
         values = torch.from_numpy(total[begin : begin + t.numel()].copy()).view(t.shape)
         begin += t.numel()
         if name in origins:
             values = values / weight
             values = values + _as_double(origins[name]) if noised else values
         given[name] = values.to(t.dtype) if t.is_floating_point() else values.round().to(t.dtype)
-    return unpack(given, like)
+    return trees.unpack(given, like)
 
 
 def count_numbers(like: Tree) -> int:
     """How many numbers a site puts under its mask."""
-    return sum(t.numel() for t in pack(like).values()) + 1
+    return sum(t.numel() for t in trees.pack(like).values()) + 1
 
 
 def _as_double(origin: Tensor | float) -> Tensor | float:

@@ -12,11 +12,11 @@ from kinfed.core.mixins import leak
 from kinfed.core.summary import Metric, Summary
 from kinfed.core.tasks import Task
 from kinfed.errors import RunError, UsageError
-from kinfed.runs.baselines import NAMES, Baseline, floor, share_names, verdict
+from kinfed.runs.baselines import Baseline, floor, share_names, verdict
 from kinfed.runs.config import experiment as config, plugins
 from kinfed.runs.run_folder import RunFolder
 from kinfed.runs.test_scores import Tested
-from kinfed.verdict.verdict import Verdict
+from kinfed.verdict.verdict import FEDAVG, LOCAL, Verdict
 
 from .. import plan
 from ..plan import Plan
@@ -83,7 +83,7 @@ def ask(
 
 def read_baselines(reply: Any, task: Task) -> dict[str, Score]:
     """A site's baselines with their scores; raises ValueError or TypeError for what is none, which may be made up."""
-    if not isinstance(reply, dict) or not 0 < len(reply) <= MOST or NAMES["local"] not in reply:
+    if not isinstance(reply, dict) or not 0 < len(reply) <= MOST or LOCAL not in reply:
         raise ValueError("a site names Local and a few standard models")
     if any(len(name) > LONGEST or not name.isprintable() for name in reply):
         raise ValueError("a baseline has a short name")
@@ -107,7 +107,7 @@ def judge(planned: Plan, history: History, baselines: dict[str, dict[str, Score]
         clients, chosen = fedavg["by_client"], fedavg["selection"]["chosen"]
         shared = dict(zip(clients["names"], clients["scores"][chosen], strict=True))
     both = [name for name in names if name in baselines and (not fedavg or name in shared)]
-    if not both or all(np.isnan(mine[name]) or np.isnan(baselines[name][NAMES["local"]].test) for name in both):
+    if not both or all(np.isnan(mine[name]) or np.isnan(baselines[name][LOCAL].test) for name in both):
         return None
     fitted = []
     for name in share_names([baselines[site] for site in both]):
@@ -115,7 +115,7 @@ def judge(planned: Plan, history: History, baselines: dict[str, dict[str, Score]
         tested = Tested({site: baselines[site][name].test for site in both}, None)
         fitted.append(Baseline(name, False, False, validation, tested))
     if fedavg:
-        fitted.append(Baseline(NAMES["fedavg"], True, False, {}, Tested({site: shared[site] for site in both}, None)))
+        fitted.append(Baseline(FEDAVG, True, False, {}, Tested({site: shared[site] for site in both}, None)))
     return verdict(
         plugins.short_name(planned.learning.method_name),
         Metric.from_task(task),

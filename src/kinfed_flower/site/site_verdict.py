@@ -18,7 +18,7 @@ from kinfed.core.tasks import unit_of
 from kinfed.data.federation import Federation
 from kinfed.errors import note_failure
 from kinfed.files import write_json
-from kinfed.runs.baselines import NAMES, Baseline, floor, rows as rows_of, standard_baselines
+from kinfed.runs.baselines import Baseline, floor, rows as rows_of, standard_baselines
 from kinfed.runs.config import plugins
 from kinfed.runs.test_scores import NO_STANDARD, Tested, of_examples
 from kinfed.runs.trained_run import BLOCK
@@ -26,6 +26,7 @@ from kinfed.simulation.execution import Execution
 from kinfed.simulation.simulation import Simulation
 from kinfed.verdict.dependence import Blocks
 from kinfed.verdict.one_client import OwnVerdict, judge_one
+from kinfed.verdict.verdict import LOCAL
 
 from .. import plan
 from ..plan import Plan
@@ -66,7 +67,7 @@ def compare(
     values = history.validation()
     selected = {} if values is None else {client: float(values[0])}
     tested = {name: Tested({client: float(np.mean(baseline))}, {client: baseline}) for name, baseline in scores.items()}
-    baselines, problems = [Baseline(NAMES["local"], False, False, selected, tested["local"])], list[str]()
+    baselines, problems = [Baseline(LOCAL, False, False, selected, tested["local"])], list[str]()
     if len(scores["own"]) == len(rows):  # test examples have scores of their own
         with note_failure(problems, NO_STANDARD):
             standard, left_out = standard_baselines(federation, history.selector.score, pool=False)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ...core.rows import put as put, take as take, weighted_mean as weighted_mean
     from ...core.trees import (
         Averaged as Averaged,
+        ClusterSizes as ClusterSizes,
         Like as Like,
         ModelOf as ModelOf,
         Pairwise as Pairwise,
@@ -46,7 +47,7 @@ PARTS = {  # beside kinfed.Method, Params and Roster: by the module
     "core.optimiser": ("OptState",),
     "core.rows": ("put", "take", "weighted_mean"),
     "core.field_checks": ("Count", "CountOrZero", "In", "NonNegative", "Positive", "Settings", "Share"),
-    "core.trees": ("Averaged", "Like", "ModelOf", "Pairwise", "PerClient", "Shared", "Summed"),
+    "core.trees": ("Averaged", "ClusterSizes", "Like", "ModelOf", "Pairwise", "PerClient", "Shared", "Summed"),
     "methods.bases": ("Averaging",),
     "methods.parts.graph_mixing": ("GraphMethod", "RelationMixing"),
     "ops.mixing": ("mix",),
