@@ -37,6 +37,7 @@ from kinfed.errors import Fault
 from kinfed.methods.solved.personal_boosting import PersonalBoosting
 from kinfed.runs.config.experiment import resolve
 from kinfed.runs.launch import launch
+from kinfed.runs.prediction_intervals import find_half_widths
 from kinfed.runs.run import OpenedRun
 from kinfed.serving import joining_clients
 from kinfed.serving.requests import answer
@@ -267,6 +268,11 @@ def test_a_site_predicts_its_rows_as_its_model_was_scored(tables, tmp_path, caps
     if target == "sold":
         wanted = outputs[:, 0] * task.deviation[0] + task.mean[0]
         assert [float(rows[i]["sold"]) for i in kept] == pytest.approx(wanted.tolist(), rel=1e-5, abs=1e-5)
+        errors = (wanted - federation.y[:, 0])[federation.rows["test"][0]]
+        [half, _] = find_half_widths([errors[:, None].numpy()], 0.8)[:, 0]
+        bounded = predicted(folder, tmp_path / "sites" / "b" / "data.csv", capsys, "--interval", "80")[kept[0]]
+        bounds = [float(bounded["sold low"]), float(bounded["sold high"])]
+        assert bounds == pytest.approx([float(wanted[0]) - half, float(wanted[0]) + half], rel=1e-4, abs=1e-4)
     else:
         wanted = [federation.classes[i] for i in outputs.argmax(1)]
         assert [rows[i]["fruit"] for i in kept] == wanted
@@ -411,6 +417,9 @@ def test_what_a_site_cannot_predict_is_told_in_one_line(tables, tmp_path, capsys
     assert not (tmp_path / "models").exists()
     assert main(["report", str(folder.parent), "-o", str(tmp_path / "site.html")]) == 0
     assert "b, a site of a federation" in (tmp_path / "site.html").read_text()
+    assert "intervals that hold 0.99 of all rows need at least 99 rows" in told(folder, "--interval", "99")
+    (folder / "errors.safetensors").unlink()
+    assert f"{folder} has no intervals: it keeps no errors of test rows" in told(folder, "--interval", "90")
     shutil.copytree(folder, folder.with_name("another"))
     assert "holds 2 experiments of sites; name one of them, such as" in told(folder.parent)
     (folder / "model.safetensors").rename(folder / "kept")
@@ -434,6 +443,9 @@ def test_a_site_forecasts_from_its_readings(meters, tmp_path, capsys):
     x = torch.tensor([scaled, hours]).T[None]
     wanted = predictor_at(folder).module("a")(x).flatten().detach() * series.deviation + series.mean
     assert [float(row[f"load+{i}"]) for i in range(1, 5)] == pytest.approx(wanted.tolist(), rel=1e-4)
+    bounded = predicted(folder, tmp_path / "sites" / "a" / "data.csv", capsys, "--interval", "50")[0]
+    for i in range(1, 5):
+        assert float(bounded[f"load+{i} low"]) < float(bounded[f"load+{i}"]) < float(bounded[f"load+{i} high"])
 
 
 def test_a_site_predicts_from_its_arrays(trial, tmp_path, capsys):
@@ -446,6 +458,8 @@ def test_a_site_predicts_from_its_arrays(trial, tmp_path, capsys):
     chances = predictor_at(folder).module("a")(torch.from_numpy(x)).softmax(1).detach()
     found = [[float(row[f"P({c})"]) for c in range(3)] for row in rows]
     torch.testing.assert_close(torch.tensor(found), chances, rtol=1e-5, atol=1e-6)
+    with pytest.raises(UsageError, match="has no intervals: its answers are classes, each with a probability"):
+        open_predictor(folder, percent=90)
 
 
 def test_each_site_reads_dates_and_numbers_in_the_formats_of_its_own_file(tmp_path):

@@ -104,9 +104,7 @@ def open_predictor(path: Path, unknown: Unknown = "error", percent: float | None
     if (experiment := experiment_at(path)) is None:
         saved = Run.open(path)
         return saved.predictor(unknown=unknown, interval=interval), saved.summary.method
-    if percent is not None:
-        raise UsageError(f"{path} is of a site, which keeps no errors of test rows; leave --interval out")
-    predictor = predictor_at(experiment)
+    predictor = predictor_at(experiment, interval)
     return predictor, predictor.source(predictor.names[0]).method
 
 

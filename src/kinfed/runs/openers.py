@@ -32,9 +32,12 @@ def experiment_at(path: Path) -> Path | None:
     return load(f"{SITES}:experiment_at")(path)  # type: ignore[no-any-return]
 
 
-def predictor_at(experiment: Path) -> Predictor:
-    """What applies a site's selected model; raises UsageError if its folder lacks what that needs."""
-    return load(f"{SITES}:predictor_at")(experiment)  # type: ignore[no-any-return]
+def predictor_at(experiment: Path, interval: float | None = None) -> Predictor:
+    """What applies a site's selected model, with bounds of answers that hold this share of truths, if `interval`.
+
+    Raises UsageError if its folder lacks what that needs.
+    """
+    return load(f"{SITES}:predictor_at")(experiment, interval)  # type: ignore[no-any-return]
 
 
 def load_model(

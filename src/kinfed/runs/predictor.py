@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -22,7 +23,9 @@ from ..data.tables.owners import Owners
 from ..data.tables.schema import Description, incomplete
 from ..data.tables.words import Codes
 from ..errors import UsageError
+from .prediction_intervals import find_half_widths
 from .row_owners import RowOwners, Unknown, check_unknown
+from .tested_examples import read_errors, write_errors
 
 if TYPE_CHECKING:
     import polars
@@ -210,6 +213,30 @@ class Predictor:
     def of_client(self, client: str | None) -> "Predictor":
         """The same, answering with the model of another client; None: of the client that each row names."""
         return replace(self, client=client)
+
+    def save_errors(self, x: Tensor, y: Tensor, path: Path) -> None:
+        """Write how far the first client's answers are off, for intervals; nothing if they have no unit.
+
+        x: [n, ...] are examples as the models take them, and y: [n, ...] their truths.
+        """
+        if self.answers.mean and not self.answers.quantiles:
+            values = self.answers.values(self._outputs(x, torch.arange(len(x)), np.zeros(len(x), np.int64)))
+            write_errors(path, [(values - y.reshape(len(y), -1)).float().numpy()])
+
+    def with_intervals(self, path: Path, level: float) -> "Predictor":
+        """The same with bounds, between which this share of truths lies, by what `save_errors` has written to a file.
+
+        Raises UsageError if there is none, or if it holds too few errors.
+        """
+        errors = read_errors(path)
+        if errors is not None:
+            return replace(self, half=torch.from_numpy(find_half_widths(errors, level)))
+        why = "it keeps no errors of test rows, as a site with a table or series does once its run has ended"
+        if self.answers.classes:
+            why = "its answers are classes, each with a probability"
+        elif self.answers.quantiles:
+            why = "its answers are quantiles, which are bounds already"
+        raise UsageError(f"{path.parent} has no intervals: {why}")
 
     def __call__(self, data: Any) -> Any:
         if isinstance(data, np.ndarray | Tensor):

@@ -9,7 +9,7 @@ from kinfed.core.trees import Tree
 from kinfed.files import make_folder, write_json
 
 from ..wire.messages import Fields
-from .site_files import expecting_own, read_tensors
+from .site_files import ERRORS, expecting_own, read_tensors
 
 
 class ModelStore:
@@ -57,5 +57,6 @@ class ModelStore:
         if theta is not None:
             is_complete = theta.numel() == self._model.layout.size
             model |= self._model.all_tensors(theta) if is_complete else {"theta": theta}
+        (self._folder / ERRORS).unlink(missing_ok=True)  # of the model that was selected before
         checkpoint.write(model, path, {"origin": json.dumps(origin)})
         write_json(self._folder / "model.json", origin)

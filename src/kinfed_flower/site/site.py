@@ -54,7 +54,7 @@ from .policy import LONGEST, Policy, passes
 from .site_cohort import Outcome, Part, compute
 from .site_examples import OwnFileError, at_home
 from .site_files import ExperimentFolder, SiteState
-from .site_predictor import model_of
+from .site_predictor import keep_errors, model_of
 from .site_reading import Reading
 from .site_series import SiteSeries
 
@@ -315,6 +315,8 @@ class Site:
             state.reply.fields["round"] = work.part.train[0]
             state_after = tree_map(lambda t: t[0].clone(), outcome.state)
             state = state._replace(state=state_after, trained=work.part.train[0])
+        else:  # the selection is final
+            keep_errors(work.folder.path, work.part.federation)
         work.folder.save_state(state)
         return state.reply
 

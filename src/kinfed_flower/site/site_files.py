@@ -18,6 +18,8 @@ from kinfed.runs.openers import SITE
 from ..wire import messages
 from ..wire.messages import Fields, Message
 
+ERRORS = "errors.safetensors"  # of the selected model on the site's test rows
+
 
 class SiteState(NamedTuple):
     """What a site remembers of an experiment between two rounds."""

@@ -8,6 +8,7 @@ from torch import nn
 from kinfed.core import trees
 from kinfed.core.mixins import export
 from kinfed.core.tasks import Classification, Counts, Quantiles
+from kinfed.data.federation import Federation
 from kinfed.data.tables.new_readings import Series
 from kinfed.data.tables.schema import Description
 from kinfed.errors import UsageError
@@ -18,7 +19,7 @@ from kinfed.runs.predictor import Answers, Predictor, Source, read_bounds
 from .. import plan
 from ..plan import Plan
 from ..wire.messages import Fields
-from .site_files import ExperimentFolder, expecting_own, read_tensors
+from .site_files import ERRORS, ExperimentFolder, expecting_own, read_tensors
 
 VERDICT = "verdict.json"
 
@@ -38,8 +39,11 @@ def experiment_at(path: Path) -> Path | None:
     return folders[0] if folders else None
 
 
-def predictor_at(folder: Path) -> Predictor:
-    """What applies the site's selected model; raises UsageError if its folder lacks what that needs."""
+def predictor_at(folder: Path, interval: float | None = None) -> Predictor:
+    """What applies the site's selected model, with bounds of answers that hold this share of truths, if `interval`.
+
+    Raises UsageError if its folder lacks what that needs.
+    """
     client, files = folder.resolve().parent.name, ExperimentFolder(folder.parent, folder.name)
     invitation, description = files.invitation(), files.description()
     if invitation is None or description is None:
@@ -61,7 +65,15 @@ def predictor_at(folder: Path) -> Predictor:
     module, source = model_of(folder, planned, fields)
     answers = _answers(fields, columns, series)
     shape = tuple(fields["shape"])
-    return Predictor([client], client, shape, answers, lambda _: module, lambda _: source, columns, series)
+    predictor = Predictor([client], client, shape, answers, lambda _: module, lambda _: source, columns, series)
+    return predictor if interval is None else predictor.with_intervals(folder / ERRORS, interval)
+
+
+def keep_errors(folder: Path, federation: Federation) -> None:
+    """Keep how far off the selected model is on the site's test rows, unless that is kept, or there is no model."""
+    if (folder / "model.safetensors").exists() and not (folder / ERRORS).exists():
+        rows = federation.rows["test"][0]
+        predictor_at(folder).save_errors(federation.x[rows].cpu(), federation.y[rows].cpu(), folder / ERRORS)
 
 
 def model_of(folder: Path, planned: Plan, fields: Fields) -> tuple[nn.Module, Source]:
