@@ -22,7 +22,7 @@ from kinfed.core.summary import DataFacts, RunCost, summarise_history
 from kinfed.core.tasks import Classification
 from kinfed.report.page.html_page import write
 from kinfed.runs.run_folder import RunFolder
-from kinfed.runs.tested_examples import TestedExamples
+from kinfed.runs.tested_examples import Tested
 
 ROUNDS, GROUPS, CLASSES = 20, 5, 10
 DOCS = Path(__file__).parents[1] / "docs"
@@ -115,7 +115,8 @@ def made_up(path, count):
         history.origin = "learned"
         folder.write_history(history, [])
         right = [(np.arange(50) < round(50 * score)).astype(np.float32) for score in scores.tolist()]
-        TestedExamples(right, [np.arange(50)] * len(right)).write(folder.tested)
+        blocks = dict.fromkeys(names, np.arange(50))
+        Tested({}, dict(zip(names, right, strict=True)), blocks=blocks).write(folder.tested)
         folder.write_summary(summary)
     return path
 

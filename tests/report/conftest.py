@@ -9,7 +9,7 @@ import torch
 from kinfed.core.history import History
 from kinfed.core.tasks import Classification
 from kinfed.runs.run_folder import RunFolder
-from kinfed.runs.tested_examples import TestedExamples
+from kinfed.runs.tested_examples import Tested
 
 CONFIG = """
 rounds = 3
@@ -73,8 +73,9 @@ def run_of(finished):
         history.origin = "learned"
         folder.write_history(history, list(layers))
         right = [np.arange(10) < round(10 * score) for score in last]
-        scores = [hits.astype(np.float32) for hits in right]
-        TestedExamples(scores, [np.arange(10) + 10 * i for i in range(len(scores))]).write(folder.tested)
+        scores = {name: hits.astype(np.float32) for name, hits in zip(names, right, strict=True)}
+        blocks = {name: np.arange(10) + 10 * i for i, name in enumerate(names)}
+        Tested({}, scores, blocks=blocks).write(folder.tested)
         folder.config.write_text(CONFIG.format(method=method, clients=count, dataset=dataset))
         if facts:
             folder.clients.write_text(json.dumps({"names": names, **facts}))

@@ -18,6 +18,7 @@ from kinfed.report.tables.run_statistics import names_of, ranking, statistics
 from kinfed.report.tables.statistics_tables import grids
 from kinfed.report.tables.target import tabulate_target
 from kinfed.report.tables.text_table import quantity
+from kinfed.runs.tested_examples import Tested
 from kinfed.verdict import statistics as by
 
 
@@ -127,12 +128,11 @@ def test_runs_of_other_data_splits_or_clients_are_named_and_never_paired(tmp_pat
 
 
 def test_other_test_examples_are_refused_as_pairs(tmp_path, write):
-    from kinfed.runs.tested_examples import TestedExamples
-
     runs = {name: write(tmp_path / name, name, [0.5, 0.5]) for name in ("local", "cfl")}
     for name, sizes in (("local", (2, 2)), ("cfl", (4, 2))):
-        scores = [np.tile([1.0, 0.0], n // 2) for n in sizes]
-        TestedExamples(scores, [np.arange(n) for n in sizes]).write(runs[name] / "tested.safetensors")
+        scores = {str(i): np.tile([1.0, 0.0], n // 2) for i, n in enumerate(sizes)}
+        blocks = {str(i): np.arange(n) for i, n in enumerate(sizes)}
+        Tested({}, scores, blocks=blocks).write(runs[name] / "tested.safetensors")
     found = statistics(compare(list(runs.values())).sets[0])
     assert "cfl is not paired with local: with seed 0 they were not tested on the same examples" in found.notes
     assert found.families == {}

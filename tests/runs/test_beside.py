@@ -11,10 +11,10 @@ import kinfed
 from kinfed.cli import main
 from kinfed.errors import RunError, UsageError
 from kinfed.report.tables.compare import compare
-from kinfed.runs import baselines, launch, reference_runs, test_scores
+from kinfed.runs import baselines, launch, reference_runs
 from kinfed.runs.config import experiment as config
 from kinfed.runs.run_folder import RunFolder
-from kinfed.runs.tested_examples import TestedExamples
+from kinfed.runs.tested_examples import Tested
 from kinfed.simulation.execution import Execution
 
 SMALL = ["rounds=3", "federation.clients=4", "federation.partition.groups=2", "model=linear"]
@@ -197,7 +197,7 @@ def test_a_seed_that_fails_takes_no_other_seed_away(tmp_path, monkeypatch, capsy
             *baselines.read(own),
         ]
         (other,) = (one.tested.means for one in known if one.name == name)
-        gains.append(np.mean(list(test_scores.Tested.read(own).means.values())) - np.mean(list(other.values())))
+        gains.append(np.mean(list(Tested.read(own).means.values())) - np.mean(list(other.values())))
     assert summary["verdict"]["over"]["alone"]["mean"] == pytest.approx(np.mean(gains), abs=1e-6)
     (row,) = compare([tmp_path / "a"]).sets[0]
     assert row.seeds == (0, 2, 3)
@@ -314,7 +314,7 @@ def test_compare_takes_local_from_the_compared_runs_or_from_beside(tmp_path):
     assert not row.counts.paired
     (tmp_path / "fedaghn/tested.safetensors").write_bytes(b"broken")
     with pytest.raises(UsageError, match=r"tested\.safetensors cannot be read"):
-        TestedExamples.read(tmp_path / "fedaghn/tested.safetensors")
+        Tested.read(RunFolder(tmp_path / "fedaghn"))
 
 
 def test_runs_beside_a_run_have_no_pictures(tmp_path):

@@ -25,7 +25,7 @@ from kinfed.runs.further_rounds import further, link
 from kinfed.runs.launch import launch
 from kinfed.runs.results import save
 from kinfed.runs.run_folder import RunFolder
-from kinfed.runs.test_scores import Tested
+from kinfed.runs.tested_examples import Tested
 from kinfed.simulation.execution import Execution
 
 NO_STATISTICS = {"pfedbayes"}

@@ -15,8 +15,7 @@ from kinfed.core.summary import Metric
 from kinfed.runs.baselines import Baseline, floor, verdict
 from kinfed.runs.results import save
 from kinfed.runs.run_folder import RunFolder
-from kinfed.runs.test_scores import Tested
-from kinfed.runs.tested_examples import TestedExamples
+from kinfed.runs.tested_examples import Tested
 from kinfed.verdict.dependence import Blocks, block_length
 from kinfed.verdict.verdict import ScoredBaseline, interval_over_clients, interval_per_row, judge, plain
 
@@ -299,9 +298,10 @@ def test_scores_of_examples_are_those_of_the_models_that_are_saved(federation, t
         means = torch.stack([one.mean() for one in tested])
         torch.testing.assert_close(means, run.history.test(run.history.chosen))
         save(run, tmp_path / method.__name__)
-        written = TestedExamples.read(tmp_path / method.__name__ / "tested.safetensors")
-        assert all(np.array_equal(a, b.numpy()) for a, b in zip(written.scores, tested, strict=True))
-        assert all(np.array_equal(a, b) for a, b in zip(written.blocks, federation.rows["test"], strict=True))
+        written = Tested.read(RunFolder(tmp_path / method.__name__))
+        assert all(np.array_equal(a, b.numpy()) for a, b in zip(written.examples.values(), tested, strict=True))
+        blocks = zip(written.blocks.values(), federation.rows["test"], strict=True)
+        assert all(np.array_equal(a, b) for a, b in blocks)
     found = runs[FedAvg].verdict(runs[Local])
     assert set(found.over) == {"alone", "pooled"}  # the pooled standard models
     known = [Baseline.from_folder(RunFolder(tmp_path / "Local"))]

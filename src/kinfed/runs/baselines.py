@@ -29,7 +29,8 @@ from ..verdict.verdict import FEDAVG, LOCAL, ScoredBaseline, Scores, Verdict, in
 from .config.named_baselines import NamedBaseline
 from .run_folder import RunFolder
 from .standard_models import Form, StandardModel, standard_models
-from .test_scores import Tested, align, blocks_of, of_examples
+from .test_scores import align, blocks_of, of_examples
+from .tested_examples import Tested
 
 NAMES = {"local": LOCAL, "fedavg": FEDAVG}  # of the methods that are baselines
 NONE_STANDARD = "no standard models were fitted, so Local is the only baseline without others"

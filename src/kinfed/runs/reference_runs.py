@@ -13,7 +13,7 @@ from .baselines import Baseline
 from .config import experiment as config, plugins
 from .config.experiment import Experiment
 from .run_folder import RunFolder
-from .test_scores import Tested
+from .tested_examples import Tested
 
 BASES = ("local", "fedavg")  # what every method is compared with
 CHEAP = 1e10  # the work below which they are trained unasked: seconds on two cores, up to a minute

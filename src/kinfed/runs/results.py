@@ -137,7 +137,7 @@ def write_run(
 
 def _write_examples(run: TrainedRun, folder: RunFolder, standard: Sequence[Baseline]) -> None:
     """Write the scores of test examples, by the run's models and by standard ones, and its confusions."""
-    if (tested := run.examples) is not None:
+    if (tested := run.by_client).examples:
         tested.write(folder.tested)
     if errors := run.errors:
         write_errors(folder.errors, errors)

@@ -39,8 +39,7 @@ from .predictor import Answers, Predictor, Source
 from .round_tables import add_seed
 from .row_owners import Unknown
 from .run_folder import RunFolder
-from .test_scores import Tested
-from .tested_examples import read_errors
+from .tested_examples import Tested, read_errors
 
 if TYPE_CHECKING:
     from polars import DataFrame

@@ -1,7 +1,7 @@
 """Test scores of finished runs: by client, by example, and over the examples of all clients."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,7 +11,6 @@ from torch.func import vmap
 
 from ..core.history import History
 from ..core.metrics import calibration_errors
-from ..core.summary import list_attackers
 from ..core.tasks import Classification, Task
 from ..data.federation import Federation
 from ..errors import UsageError
@@ -20,7 +19,7 @@ from ..verdict.dependence import INDEPENDENT, Blocks
 from ..verdict.statistics import interval
 from ..verdict.verdict import Evidence, evidence
 from .run_folder import RunFolder
-from .tested_examples import TestedExamples
+from .tested_examples import Tested
 
 Array = NDArray[Any]
 
@@ -29,52 +28,6 @@ NO_STANDARD = "there is no comparison with standard models"  # and so does this
 NOTHING: Array = np.empty(0, np.int64)
 MANY = 1 << 16  # test examples that are scored in one pass
 FEW = 512  # those that a module takes in one pass
-
-
-class Tested(NamedTuple):
-    """The test scores of a run with one seed, by the name of each client that is no attacker."""
-
-    means: dict[str, float]  # the client's score
-    examples: dict[str, Array] | None  # [n] that of each of its test examples, if they were written
-    leaking: bool = False
-    blocks: dict[str, Array] | None = None  # [n] int64 the block of each example or, if none is declared, its place
-    declared: bool = False  # whether these are blocks, such as a person
-    totals: dict[str, float] | None = None  # as how many rows each client's examples count, if they have weights
-    attackers: int = 0  # clients that attack
-
-    def scores(self, client: str, by_example: bool) -> Array:
-        """[n] the scores of a client's examples; or [1] the client's."""
-        return self.examples[client] if by_example and self.examples is not None else np.array([self.means[client]])
-
-    def is_of_the_same_examples(self, other: "Tested") -> bool:
-        """Whether every client in both has as many test examples in each, as far as that was written."""
-        mine, theirs = self.examples or {}, other.examples or {}
-        return all(len(mine[name]) == len(theirs[name]) for name in mine.keys() & theirs.keys())
-
-    @classmethod
-    def read(cls, folder: RunFolder) -> "Tested":
-        """Those in the folder of a finished run with one seed."""
-        summary, examples = folder.read_summary(), TestedExamples.read(folder.tested)
-        if examples is not None and len(examples.scores) != len(summary.clients.names):
-            raise folder.of_another(folder.tested)
-        means = summary.clients.by_name(summary.selection.chosen)
-        return cls.from_means(means, examples, list_attackers(summary), bool(summary.selection.caution))
-
-    @classmethod
-    def from_means(
-        cls, means: Mapping[str, float], examples: TestedExamples | None, attackers: Collection[str], leaking: bool
-    ) -> "Tested":
-        """Those of all clients, in the order of the examples, without the attackers."""
-        honest = {name: value for name, value in means.items() if name not in attackers}
-        if examples is None:
-            return cls(honest, None, leaking, attackers=len(attackers))
-
-        def name_clients(values: Iterable[Any]) -> dict[str, Any]:
-            return {name: value for name, value in zip(means, values, strict=True) if name in honest}
-
-        totals = None if examples.totals is None else name_clients(examples.totals.tolist())
-        scores, blocks = name_clients(examples.scores), name_clients(examples.blocks)
-        return cls(honest, scores, leaking, blocks, examples.declared, totals, len(attackers))
 
 
 def chose_otherwise(repeats: Sequence[RunFolder], model: str) -> str:

@@ -30,8 +30,8 @@ from .final_state import FinalState
 from .predictor import Answers
 from .round_tables import add_seed, make_rows
 from .run import Run, not_comparable
-from .test_scores import Tested, intervals, of_examples, pooled_calibration, pooled_mean, reweighted_accuracy
-from .tested_examples import TestedExamples
+from .test_scores import intervals, of_examples, pooled_calibration, pooled_mean, reweighted_accuracy
+from .tested_examples import Tested
 
 if TYPE_CHECKING:
     from polars import DataFrame
@@ -167,21 +167,18 @@ class TrainedRun(Run):
         return standard_baselines(self.federation, self.history.selector.score)
 
     @property
-    def examples(self) -> TestedExamples | None:
-        """The score of each test example and where it stands; None if single examples have none."""
-        if not (scores := self.score_examples()):
-            return None
-        declared = self.federation.blocks
-        rows = self.federation.rows["test"]
-        blocks = [(at if declared is None else declared[at]).cpu().numpy() for at in rows]
-        totals = None if self.federation.weights is None else self.federation.totals("test").numpy()
-        return TestedExamples([client_scores.numpy() for client_scores in scores], blocks, declared is not None, totals)
-
-    @property
     def by_client(self) -> Tested:
-        means = dict(zip(self.names, self.history.test(self.history.chosen).tolist(), strict=True))
-        attackers = self.attack.list_attackers(self.names, self.seed) if self.attack else []
-        return Tested.from_means(means, self.examples, attackers, bool(leak(self.method) or self.federation.caution))
+        tested, federation, scores = Tested.from_summary(self.summary), self.federation, self.score_examples()
+        if not scores:
+            return tested
+        declared, totals = federation.blocks, federation.totals("test").tolist()
+        blocks = [(at if declared is None else declared[at]).cpu().numpy() for at in federation.rows["test"]]
+        return tested._replace(
+            examples=dict(zip(self.names, (scores_of_client.numpy() for scores_of_client in scores), strict=True)),
+            blocks=dict(zip(self.names, blocks, strict=True)),
+            declared=declared is not None,
+            totals=None if federation.weights is None else dict(zip(self.names, totals, strict=True)),
+        )
 
     @cached_property
     def summary(self) -> Summary:

@@ -34,7 +34,8 @@ from ..runs.config.named_baselines import read_baselines
 from ..runs.reference_runs import BASES
 from ..runs.run import client_index
 from ..runs.standard_models import LONGEST, TREES
-from ..runs.test_scores import NO_STANDARD, NO_VERDICT, Tested
+from ..runs.test_scores import NO_STANDARD, NO_VERDICT
+from ..runs.tested_examples import Tested
 from ..runs.trained_run import TrainedRun
 from ..verdict.verdict import Verdict, decide
 from . import successive_halving

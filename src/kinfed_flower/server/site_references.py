@@ -15,7 +15,7 @@ from kinfed.errors import RunError, UsageError
 from kinfed.runs.baselines import Baseline, floor, share_names, verdict
 from kinfed.runs.config import experiment as config, plugins
 from kinfed.runs.run_folder import RunFolder
-from kinfed.runs.test_scores import Tested
+from kinfed.runs.tested_examples import Tested
 from kinfed.verdict.verdict import FEDAVG, LOCAL, Verdict
 
 from .. import plan

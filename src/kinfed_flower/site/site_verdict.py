@@ -20,7 +20,8 @@ from kinfed.errors import note_failure
 from kinfed.files import write_json
 from kinfed.runs.baselines import Baseline, floor, rows as rows_of, standard_baselines
 from kinfed.runs.config import plugins
-from kinfed.runs.test_scores import NO_STANDARD, Tested, of_examples
+from kinfed.runs.test_scores import NO_STANDARD, of_examples
+from kinfed.runs.tested_examples import Tested
 from kinfed.runs.trained_run import BLOCK
 from kinfed.simulation.execution import Execution
 from kinfed.simulation.simulation import Simulation

@@ -24,7 +24,8 @@ from ...runs.openers import open_models
 from ...runs.reference_runs import BASES
 from ...runs.run import FinalServer, Run
 from ...runs.run_folder import RunFolder
-from ...runs.test_scores import Tested, by_examples
+from ...runs.test_scores import by_examples
+from ...runs.tested_examples import Tested
 from ...verdict.graph_quality import find_communities, order_by_links
 from ..explain.own_rows import OwnRows
 from ..explain.split_columns import SplitColumns

@@ -14,7 +14,8 @@ from ...runs import baselines
 from ...runs.baselines import Baseline
 from ...runs.reference_runs import BASES
 from ...runs.run_folder import RunFolder
-from ...runs.test_scores import Tested, chose_otherwise
+from ...runs.test_scores import chose_otherwise
+from ...runs.tested_examples import Tested
 from ...verdict.verdict import Verdict
 from .run_rows import Counts, Row, read, setting_of
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from ...errors import UsageError, note_failure
 from ...runs.run_folder import RunFolder
-from ...runs.tested_examples import TestedExamples
+from ...runs.tested_examples import Tested
 from ...verdict import statistics as by
 from ...verdict.statistics import Array, Interval, Paired, Ranks
 from .compare import Comparison
@@ -122,9 +122,8 @@ def pair(mine: Row, other: Row) -> tuple[tuple[int, ...], Paired]:
     for seed in seeds:
         if unshared := sorted(set(mine.by_seed[seed].names) ^ set(other.by_seed[seed].names)):
             raise UsageError(f"only one of them has client '{unshared[0]}' with seed {seed}")
-        tested = [TestedExamples.read(row.by_seed[seed].folder.tested) for row in (mine, other)]
-        sizes = [None if scores is None else [*map(len, scores.scores)] for scores in tested]
-        if None not in sizes and sizes[0] != sizes[1]:
+        tested, others = (Tested.read(row.by_seed[seed].folder) for row in (mine, other))
+        if not tested.is_of_the_same_examples(others):
             raise UsageError(f"with seed {seed} they were not tested on the same examples")
     names = list(dict.fromkeys(name for seed in seeds for name in mine.by_seed[seed].names))
     a, b = (scores_of(row, seeds, names, row.model) for row in (mine, other))
