@@ -87,12 +87,48 @@ def test_copies_sums_and_products_of_a_number_are_named():
     assert "'z' is nearly a weighted product of" in line
 
 
+def test_functions_products_ratios_and_lines_at_each_client_are_named():
+    draw = np.random.default_rng(5)
+    z, p = draw.normal(size=ROWS), draw.uniform(1, 5, ROWS) * draw.choice([-1, 1], ROWS)
+    site = np.arange(ROWS) % 5
+    leaks_of = {
+        "'rank' tells 'z' except": {"rank": np.argsort(np.argsort(z))},
+        "'curve' tells 'z' except": {"curve": np.exp(z).round(3)},
+        "'half' tells 'z' except": {"half": np.where(draw.random(ROWS) < 0.3, np.nan, z**3)},
+        "'z' is nearly a product of": {"p": p, "q": z / p},
+        "'z' is nearly a ratio of": {"p": p, "q": z * p},
+        "'own' tells 'z' at each client except": {"own": (z - site) * (1.0 + site)},
+        "'word' tells 'z' except": {"word": [f"w{v:.0f}" for v in 5 * z], "z": (5 * z).round() / 5},
+    }
+    for start, columns in leaks_of.items():
+        (line,) = warned(table() | {"z": z} | columns, "z")
+        assert start in line
+
+
+@pytest.mark.parametrize("text", [False, True])
+def test_persons_whose_rows_stand_on_both_sides_of_the_split_are_named(text):
+    draw = np.random.default_rng(6)
+    person = draw.integers(0, 80, ROWS)
+    z = 3 * draw.normal(size=80)[person] + draw.normal(size=ROWS)
+    people = {"who": [f"p{i}" for i in person] if text else person}
+    (line,) = warned(table() | people | {"z": z}, "z")
+    assert "rows with the same 'who' have nearly the same 'z'" in line
+    assert line.endswith("group=who keeps such rows in one part of the split")
+    (line,) = warned(table() | people | {"y": np.where(z > 0, "yes", "no")})
+    assert "rows with the same 'who' have nearly the same 'y'" in line
+    assert warned(table() | people | {"z": z}, "z", group="who") == []
+
+
 def test_good_predictors_are_no_leaks():
     strong = {"strong": lambda draw, yes: yes + 0.35 * draw.normal(size=ROWS), "often": often_empty}
     assert warned(table(**strong)) == []
     draw = np.random.default_rng(3)
     z, noise = draw.normal(size=(2, ROWS))
     assert warned(table() | {"near": z + 0.1 * noise, "z": z}, "z") == []
+    age = draw.integers(20, 80, ROWS)  # what tells a number in order is no name
+    assert warned(table() | {"age": age, "z": np.sin(age / 20) + 0.2 * noise}, "z") == []
+    kinds = draw.integers(0, 8, ROWS)  # few kinds are no persons
+    assert warned(table() | {"kinds": [f"k{i}" for i in kinds], "z": kinds % 3 + 0.3 * noise}, "z") == []
 
 
 def test_rows_that_stand_twice_are_counted_where_one_is_in_training():
@@ -102,6 +138,9 @@ def test_rows_that_stand_twice_are_counted_where_one_is_in_training():
     (line,) = warned(doubled)
     assert "rows outside of training" in line
     assert 10 <= int(line.split(": ")[1].split()[0]) <= 40
+    rounded = [*frame["a"], *np.asarray(frame["a"])[again].astype(np.float32)]
+    (line,) = warned(doubled | {"a": rounded})
+    assert "rows outside of training" in line
     coarse = {name: values for name, values in frame.items() if name in ("site", "kind", "y")}
     assert warned(coarse | {"age": np.arange(ROWS) % 3}) == []  # where rows are equal by chance
     assert warned(doubled | {"a": np.random.default_rng(5).normal(size=ROWS + 40)}) == []

@@ -19,6 +19,9 @@ NEAR = 3  # rows beside a cut that the other half of the rows does not know
 NOISE, REST = 0.05, 0.02  # of a number's deviation, what one column may leave, and what two may
 RARE = 10  # rows that a class, or an empty column, must have
 DEPTH = 3  # of a tree
+FEW = 10  # rows of a client from which it has a line of its own
+MANY, MOST = 20, 0.7  # values that persons have, at least, and what they may leave of a deviation
+DIGITS = 5  # of a column's deviation in which copies agree, as files keep numbers with fewer digits or more
 COPIES, SHARE = 3, 0.01  # rows outside training, and their share, that stand in training too
 
 
@@ -27,29 +30,45 @@ class Look(NamedTuple):
 
     columns: Mapping[str, Raw]
     y: Numbers  # [n] places of classes, or numbers
+    who: Codes  # [n] places of clients
 
     @classmethod
-    def sample(cls, columns: Mapping[str, Raw], y: Numbers) -> "Look":
+    def sample(cls, columns: Mapping[str, Raw], y: Numbers, who: Codes) -> "Look":
         """At most `ROWS` rows, evenly apart."""
         rows = np.unique(np.linspace(0, len(y) - 1, min(ROWS, len(y))).astype(np.int64))
-        return cls({name: Raw(raw.values[rows], raw.texts) for name, raw in columns.items()}, y[rows])
+        return cls({name: Raw(raw.values[rows], raw.texts) for name, raw in columns.items()}, y[rows], who[rows])
 
 
 def warn_of_leaks(
-    table: str, columns: Mapping[str, Raw], targets: Mapping[str, Numbers], train: Codes, classes: Sequence[str]
+    table: str,
+    columns: Mapping[str, Raw],
+    targets: Mapping[str, Numbers],
+    who: Codes,
+    train: Codes,
+    classes: Sequence[str],
 ) -> None:
     """Warn of columns that tell a target: [n] in nearly all training rows; of `classes`, or of numbers without any.
 
-    What is a copy of the target in all rows is left out, because `cell_warnings.warn` names it where the table is read.
+    `who`: [n] are places of clients, and `train` those of rows. What is a copy of the target in all rows is left out,
+    because `cell_warnings.warn` names it where the table is read. A column is named, too, if rows with the same value
+    have nearly the same target, as rows of one person do that stand on both sides of the split.
     """
     for target, y in targets.items():
         others = {name: raw for name, raw in columns.items() if cell_warnings.find_copy(raw, y, bool(classes)) is None}
-        look = Look.sample({name: Raw(raw.values[train], raw.texts) for name, raw in others.items()}, y[train])
+        inputs = {name: Raw(raw.values[train], raw.texts) for name, raw in others.items()}
+        look = Look.sample(inputs, y[train], who[train])
         if len(look.y) < LEAST or len(look.columns) == 0:
             continue
-        leaks = _leaks_of_class(look, target, classes) if classes else _leaks_of_number(look, target)
+        leaks = list(_leaks_of_class(look, target, classes) if classes else _leaks_of_number(look, target))
         for leak in leaks:
             warnings.warn(f"{table}: {leak}; what is not known before '{target}' is left out with ignore", stacklevel=5)
+        if not leaks:
+            for name in _names_of_persons(look, bool(classes)):
+                warnings.warn(
+                    f"{table}: rows with the same '{name}' have nearly the same '{target}'; if new rows are of others, "
+                    f"group={name} keeps such rows in one part of the split",
+                    stacklevel=5,
+                )
 
 
 def warn_of_copies(table: str, x: Numbers, y: Numbers, train: Codes) -> None:
@@ -58,6 +77,8 @@ def warn_of_copies(table: str, x: Numbers, y: Numbers, train: Codes) -> None:
     Rows are copies only if two columns or more have a value that no other row has, as coarse rows agree by chance.
     """
     cells = np.column_stack([x, y])
+    spread = np.nanstd(cells, 0)
+    cells = np.round(cells / np.where(spread > 0, spread, 1.0), DIGITS)
     held = np.ones(len(x), bool)
     held[train] = False
     if not held.any() or cells.shape[1] < 2:
@@ -159,25 +180,55 @@ def _share_wrong(x: Numbers, y: Codes) -> float:
 
 
 def _leaks_of_number(look: Look, target: str) -> Iterator[str]:
-    """What to say of columns of which a number is a copy, a sum, or a product."""
-    numbers = {n: raw.values for n, raw in look.columns.items() if not raw.texts and np.isfinite(raw.values).all()}
-    y, named = look.y, set[str]()
+    """What to say of columns of which a number is a copy, a function, a sum, a product, or a ratio."""
+    y, named, rest = look.y, False, dict[str, float]()
     if np.ptp(y) == 0 or not np.isfinite(y).all():
         return
-    for name, values in numbers.items():
-        left = _left_of(values[:, None], y)
+    for name, raw in look.columns.items():
+        there = np.isfinite(raw.values)
+        if there.sum() < max(LEAST, len(y) / 2):
+            continue
+        x, out, who = raw.values[there], y[there], look.who[there]
+        if raw.texts:
+            left, where = _left_of_names(x, out), ""
+        else:
+            rest[name] = _left_of(x[:, None], out)
+            left, where = min(rest[name], _left_of_neighbours(x, out)), ""
+            if left > NOISE:
+                left, where = _left_at_clients(x, out, who), " at each client"
         if left <= NOISE:
-            named.add(name)
-            yield f"'{name}' tells '{target}' except {100 * left:.2g} % of its deviation"
-    rest = [name for name, values in numbers.items() if name not in named and np.ptp(values) > 0]
-    near = sorted(rest, key=lambda name: _left_of(numbers[name][:, None], y))[:COLUMNS]
-    for first, second in itertools.combinations([] if named else near, 2):
-        pair = np.stack([numbers[first], numbers[second]], 1)
-        for what, inputs, output in (("sum", pair, y), *_logarithms(pair, y)):
+            named = True
+            yield f"'{name}' tells '{target}'{where} except {100 * left:.2g} % of its deviation"
+    complete = [name for name in rest if np.isfinite(look.columns[name].values).all()]
+    near = sorted((name for name in complete if np.ptp(look.columns[name].values) > 0), key=rest.__getitem__)
+    for first, second in itertools.combinations([] if named else near[:COLUMNS], 2):
+        pair = np.stack([look.columns[first].values, look.columns[second].values], 1)
+        for what, inputs, output in (("weighted sum", pair, y), *_logarithms(pair, y), *_products(pair, y)):
             if (left := _left_of(inputs, output)) <= REST:
                 but = f"except {100 * left:.2g} % of its deviation"
-                yield f"'{target}' is nearly a weighted {what} of '{first}' and '{second}', {but}"
+                yield f"'{target}' is nearly a {what} of '{first}' and '{second}', {but}"
                 return
+
+
+def _names_of_persons(look: Look, labelled: bool) -> Iterator[str]:
+    """Columns of text or whole numbers, `MANY` or more, that tell most of a target, which numbers nearby do not."""
+    y = np.asarray(look.y == np.bincount(look.y.astype(np.int64)).argmax(), float) if labelled else look.y
+    y = y - _means_at(look.who, y)[look.who]
+    for name, raw in look.columns.items():
+        if np.isnan(raw.values).any() or (not raw.texts and (raw.values % 1 != 0).any()) or not (y != 0).any():
+            continue
+        values, codes, counts = np.unique(raw.values, return_inverse=True, return_counts=True)
+        if len(values) < MANY or counts[codes].mean() > len(y) / MANY or np.median(counts) < 2:
+            continue
+        means = _means_at(codes, y)
+        nearby = np.convolve(means, [0.5, 0, 0.5], "same")[codes]
+        if _left_of_names(raw.values, y) <= MOST and (raw.texts or (y - nearby).std() > MOST * y.std()):
+            yield name
+
+
+def _means_at(codes: Codes, y: Numbers) -> Numbers:
+    """[K] the mean of y: [n] by code."""
+    return np.bincount(codes, y) / np.maximum(np.bincount(codes), 1)
 
 
 def is_short_sum(x: Numbers, y: Numbers) -> bool:
@@ -192,7 +243,15 @@ def _logarithms(pair: Numbers, y: Numbers) -> list[tuple[str, Numbers, Numbers]]
     """Factors and their product as logarithms, where all are positive and the product has some digits."""
     if (pair <= 0).any() or (y <= 0).any() or y.std() < 0.05 * y.mean():
         return []
-    return [("product", np.log(pair), np.log(y))]
+    return [("weighted product", np.log(pair), np.log(y))]
+
+
+def _products(pair: Numbers, y: Numbers) -> Iterator[tuple[str, Numbers, Numbers]]:
+    """The product of two numbers of any sign, and their ratios."""
+    yield "product", pair.prod(1)[:, None], y
+    for numbers in (pair, pair[:, ::-1]):
+        if (numbers[:, 1] != 0).all():
+            yield "ratio", (numbers[:, 0] / numbers[:, 1])[:, None], y
 
 
 def _left_of(x: Numbers, y: Numbers) -> float:
@@ -203,3 +262,38 @@ def _left_of(x: Numbers, y: Numbers) -> float:
         return 1.0
     weights = np.linalg.lstsq(x / spread, y, rcond=None)[0]
     return float((y - x / spread @ weights).std() / y.std())
+
+
+def _left_of_neighbours(x: Numbers, y: Numbers) -> float:
+    """The share of the deviation of y: [n] that a curve of x: [n] leaves, as both neighbours by x tell."""
+    y = y[np.argsort(x, kind="stable")]
+    rest = y[1:-1] - (y[:-2] + y[2:]) / 2
+    return float(rest.std() / 1.5**0.5 / y.std()) if y.std() > 0 else 1.0
+
+
+def _left_at_clients(x: Numbers, y: Numbers, who: Codes) -> float:
+    """The share of y's deviation within clients that a line of x: [n] leaves for each client of `FEW` rows or more."""
+    large = np.bincount(who)[who] >= FEW
+    if large.sum() < max(LEAST, len(y) / 2):
+        return 1.0
+    x, y, who = x[large], y[large], np.unique(who[large], return_inverse=True)[1]
+    x, y = x - _means_at(who, x)[who], y - _means_at(who, y)[who]
+    square = np.bincount(who, x * x)
+    slope = np.bincount(who, x * y) / np.where(square > 0, square, 1.0)
+    free = len(y) - 2 * len(square)
+    spread = ((y * y).sum() / (len(y) - len(square))) ** 0.5
+    return float((((y - slope[who] * x) ** 2).sum() / free) ** 0.5 / spread) if spread > 0 else 1.0
+
+
+def _left_of_names(codes: Numbers, y: Numbers) -> float:
+    """The share of the deviation of y: [n] that the mean of the other rows with the same code: [n] leaves.
+
+    Rows whose code no other row has say nothing; 1 if these are half of all.
+    """
+    places = np.unique(codes, return_inverse=True)[1]
+    count, total = np.bincount(places)[places], np.bincount(places, y)[places]
+    several = count > 1
+    if several.mean() <= 0.5 or not y.std() > 0:
+        return 1.0
+    others = (total - y)[several] / (count[several] - 1)
+    return float((y[several] - others).std() / y.std())

@@ -198,7 +198,7 @@ def fit_boosted_labels(
     return Forest([model], [seen if len(seen) > 2 else seen[1:]], bias)
 
 
-def _fit_histograms(model: Any, x: Array, y: Array, w: Array | None) -> Any:
+def _fit_histograms(model: Any, x: Array, y: NDArray[Any], w: Array | None) -> Any:
     """Fit a model of histograms to x: [n, d], in which a client may have no value at all in some columns."""
     return model.fit(np.where(np.isnan(x).all(0), 0.0, x), y, w)  # scikit-learn has no bins for a column without values
 
