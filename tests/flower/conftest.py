@@ -286,6 +286,8 @@ def trial(grid, tmp_path, examples, monkeypatch):
         private = {"privacy": flower.pop("privacy")} if "privacy" in flower else {}
         if cut is not None and model == "mlp":
             shape["cut"] = cut
+        if "monotone" in flower:
+            shape["monotone"] = flower.pop("monotone")
         table = private | {
             "rounds": rounds,
             "seed": 11,

@@ -1294,3 +1294,16 @@ def test_sites_select_labels_as_a_simulation_of_their_table_does(tables, tmp_pat
     simulated = kinfed.from_csv(tmp_path / "all.csv", client="who", target="fruit").task
     assert plan.read_task(words).selects == simulated.selects == "loss"
     assert plan.describe_task(plan.read_task(words)) == words
+
+
+@pytest.mark.usefixtures("unmasked")
+def test_sites_keep_answers_monotone_in_the_names_of_their_own_files(tables, tmp_path):
+    made = tables("sold", rounds=12, method="personal-boosting", model="trees", monotone="weight:-")
+    made.serve()
+    for name, column in (("a", "weight"), ("b", "Gewicht")):
+        [folder] = [path.parent for path in (tmp_path / "sites" / name).rglob("join.safetensors")]
+        row = polars.read_csv(tmp_path / "sites" / name / "data.csv", infer_schema_length=0)[5]
+        rows = polars.concat([row] * 20).with_columns(polars.Series(column, range(20)).cast(polars.String))
+        rows.write_csv(tmp_path / "new.csv")
+        answers = predictor_at(folder)(open_table(tmp_path / "new.csv"))["sold"].diff().drop_nulls()
+        assert answers.max() <= 0

@@ -103,6 +103,7 @@ class Solves(Mixin):
 
     solves: ClassVar[bool] = False  # whether the method's rounds are such steps
     takes_gradients: ClassVar[bool] = True  # through the model; what is made of sums over rows takes none
+    keeps_order: ClassVar[bool] = False  # whether answers rise and fall with a model's `monotone` inputs, if it has any
     batched: ClassVar[bool] = True  # whether clients may run together; where another library fits, they do one by one
 
     def is_solved(self, server: Tree) -> bool:
@@ -225,6 +226,11 @@ def model_for(
     """
     _check_bases(method)
     check_tensors(module)
+    if getattr(module, "monotone", None) is not None and not Solves.from_method(method).keeps_order:
+        raise UsageError(
+            f"{type(method).__name__} does not keep answers monotone; take personal-boosting or standard, or leave "
+            "model.monotone out"
+        )
     module = duplicate(module)
     name = head_of(module) if head is None else head
     layers = dict(module.named_modules())

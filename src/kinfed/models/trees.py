@@ -1,6 +1,7 @@
 """Trees: a linear layer, and binary trees of one depth whose leaves are added to it; `personal-boosting` grows them."""
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -8,7 +9,7 @@ from torch import Tensor, nn
 
 from ..data.tables.columns import Number
 from ..data.tables.schema import Description
-from ..errors import UsageError
+from ..errors import UsageError, nearest
 
 NOWHERE = 1e6  # the threshold of a node that does not split: nothing is above it
 DEEPEST = 8  # levels of a tree, whose leaves double with each
@@ -19,13 +20,24 @@ class Trees(nn.Module):
 
     Nodes are in the order of a heap: those below node j are 2 j + 1, left, and 2 j + 2. A number that is missing, by
     the input that says so, goes right where `lost` is 1, and left where it is 0.
+
+    With `monotone` no answer falls as an input of 1 rises, or rises as one of -1 does; who grows the trees sees to it.
     """
 
     column: Tensor  # [T, J] which input a node reads
     threshold: Tensor  # [T, J]
     lost: Tensor  # [T, J]
+    monotone: Tensor | None  # [inputs] 1, -1, or 0 where answers may do both; None: nowhere else
 
-    def __init__(self, inputs: int, outputs: int, trees: int, depth: int, holes: list[tuple[int, int]]) -> None:
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        trees: int,
+        depth: int,
+        holes: list[tuple[int, int]],
+        monotone: Sequence[int] = (),
+    ) -> None:
         """`holes` has the places of numbers, and of the inputs that are 1 where these are missing."""
         super().__init__()
         self.depth, self.holes = depth, holes
@@ -37,12 +49,15 @@ class Trees(nn.Module):
         self.register_buffer("column", nodes)
         self.register_buffer("threshold", torch.full_like(nodes, NOWHERE))
         self.register_buffer("lost", nodes.clone())
+        self.register_buffer("monotone", torch.tensor(monotone, dtype=torch.float32) if any(monotone) else None)
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, ...] inputs to [B, outputs]."""
         x = self.flat(x)
         at = Nodes(self.column, self.threshold, self.lost).find_leaf(self.with_holes(x).T, self.depth)
-        outputs: Tensor = self.head(x) + values(self.leaf, at).sum(0)
+        # In single precision a sum depends on where a row stands among others, and might turn by its rounding.
+        exact = None if self.monotone is None else torch.float64
+        outputs: Tensor = self.head(x) + values(self.leaf, at).sum(0, dtype=exact).to(self.leaf.dtype)
         return outputs
 
     def with_holes(self, x: Tensor) -> Tensor:
@@ -108,16 +123,18 @@ def trees(
     columns: Description | None = None,
     trees: int = 200,  # the most that can grow
     depth: int = 4,  # levels of each, so it has 2^depth leaves
+    monotone: str | Sequence[str] = "",  # columns with which no answer may fall, or rise: "age:+ dose:-", or a list
 ) -> nn.Module:
     """[B, *shape] -> [B, classes]: boosted trees, which `personal-boosting` grows; they begin as nothing.
 
-    Raises UsageError for a shape without axes, and for trees of no depth or more than `DEEPEST` levels.
+    Raises UsageError for a shape without axes, for trees of no depth or more than `DEEPEST` levels, and for columns in
+    `monotone` that are no numbers.
     """
     if not shape or min(shape) < 1:
         raise UsageError(f"trees: an example needs an axis or more, none of them empty; got shape {list(shape)}")
     if trees < 1 or not 1 <= depth <= DEEPEST:
         raise UsageError(f"trees: needs a tree or more of 1 to {DEEPEST} levels; got trees={trees}, depth={depth}")
-    return Trees(math.prod(shape), classes, trees, depth, find_holes(columns))
+    return Trees(math.prod(shape), classes, trees, depth, find_holes(columns), find_monotone(columns, monotone))
 
 
 def find_holes(columns: Description | None) -> list[tuple[int, int]]:
@@ -128,3 +145,31 @@ def find_holes(columns: Description | None) -> list[tuple[int, int]]:
             holes.append((at, at + 1))
         at += len(column.parts)
     return holes
+
+
+def find_monotone(columns: Description | None, monotone: str | Sequence[str]) -> list[int]:
+    """[inputs] 1 where answers may not fall as an input rises, -1 where they may not rise, 0 elsewhere; see `trees`.
+
+    Raises UsageError for what names no number, or no direction.
+    """
+    directions = dict[str, int]()
+    for entry in monotone.split() if isinstance(monotone, str) else monotone:
+        name, _, sign = entry.rpartition(":")
+        if sign not in ("+", "-") or not name:
+            raise UsageError(f"model.monotone: write COLUMN:+ or COLUMN:-, such as age:+; got '{entry}'")
+        if directions.setdefault(name, 1 if sign == "+" else -1) != (1 if sign == "+" else -1):
+            raise UsageError(f"model.monotone: '{name}' cannot both rise and fall; leave one of them out")
+    kinds = {column.name: column for column in columns.inputs} if columns is not None else {}
+    if directions and not kinds:
+        raise UsageError("model.monotone names columns of a table, and there is none; leave it out")
+    for name in directions:
+        if name not in kinds:
+            raise UsageError(f"model.monotone: there is no input '{name}'; {nearest(name, kinds)}")
+        if not isinstance(kinds[name], Number):
+            what = f"'{name}' is a {kinds[name].kind}"
+            raise UsageError(f"model.monotone: {what}, and only numbers have an order; leave it out")
+    return [
+        directions.get(column.name, 0) if place == 0 else 0
+        for column in kinds.values()
+        for place in range(len(column.parts))
+    ]

@@ -49,13 +49,14 @@ def plan(
 def companions(experiment: Experiment, names: Sequence[str] = BASES) -> dict[str, Experiment]:
     """The experiments to train beside one, by name: the same with another method. None beside learning alone.
 
-    What is frozen stays frozen, as it says which model is trained.
+    What is frozen stays frozen, as it says which model is trained. Baselines may rise and fall as they like.
     """
     if isinstance(experiment.method, Local):
         return {}
     wanted = [name for name in names if name == "local" or type(experiment.method) is not FedAvg]
     table = {key: value for key, value in experiment.table.items() if key != "code"}
     frozen = experiment.table["method"].get("frozen", [])
+    table["model"] = {key: value for key, value in table["model"].items() if key != "monotone"}
     return {name: config.resolve({**table, "method": {"name": name, "frozen": frozen}}) for name in wanted}
 
 

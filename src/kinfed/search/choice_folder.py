@@ -65,6 +65,11 @@ class Request:
             raise UsageError(f"jobs counts parallel runs, so it must be at least 1; got {self.jobs}")
         if self.budget is not None and not self.budget.isdecimal():
             seconds_of(self.budget)
+        if (model := self.table.get("model")) and isinstance(model, dict) and model.get("monotone"):
+            raise UsageError(
+                "choosing compares with Local and FedAvg, which do not keep answers monotone; name a method that does, "
+                "such as --method personal-boosting"
+            )
         folder = RunFolder(self.out)
         if folder.is_begun and not (folder.choice.exists() or (self.out / CANDIDATES / FILE).exists()):
             raise UsageError(f"{self.out} already holds a run; choose another --out")

@@ -21,6 +21,7 @@ from ...core.tasks import Classification, Counts, Forecasting, Quantiles, Regres
 from ...core.trees import ModelOf, PerClient, Shared, Summed, Tree
 from ...errors import UsageError
 from ...models.trees import NOWHERE, Nodes, values
+from .monotone_leaves import order_leaves, read_signs
 
 CELLS = 256  # of a column, in which rows are counted to find its bins
 REFINED = 3  # rounds in which cells become finer where rows are
@@ -105,6 +106,7 @@ class PersonalBoosting(Method, Explains, Advises, Solves):
     row_sums: ClassVar[bool] = True
     needs_masks: ClassVar[bool] = True  # at sites: a bin of a client may hold a single row
     takes_gradients: ClassVar[bool] = False
+    keeps_order: ClassVar[bool] = True
     weighs: ClassVar[str] = "trees and leaves are made of sums over all rows"
 
     @property
@@ -117,6 +119,10 @@ class PersonalBoosting(Method, Explains, Advises, Solves):
             raise UsageError(
                 f"personal boosting knows numbers, counts, labels, forecasts and quantiles, not {type(task).__name__}"
             )
+        tensors = roster.layout.tensors(roster.theta)
+        signs = read_signs(task, tensors)
+        if signs is not None and (signs.T * tensors["head.weight"] < 0).any():
+            raise UsageError("model.monotone: the linear layer that trees are added to goes the other way; set it to 0")
         like: dict[str, Any] = {"dtype": torch.float64, "device": roster.theta.device}
         reach = math.asinh(LARGEST / SMALLEST)
         edges = SMALLEST * torch.linspace(-reach, reach, CELLS - 1, **like).sinh()
@@ -189,7 +195,9 @@ class PersonalBoosting(Method, Explains, Advises, Solves):
         after = after._replace(corrected=put(server.corrected, cohort, finished))
         if sums.leaves.numel():
             slope, curvature = sums.leaves[:2]
-            shared = self._bound_leaf(roster.task, slope / (curvature + self.ridge).clamp(min=TINY))
+            weight = (curvature + self.ridge).clamp(min=TINY)
+            shared = _order(roster.task, tensors, grown - depth, slope / weight, weight)
+            shared = self._bound_leaf(roster.task, shared)
             tensors["leaf"][grown - depth] = self.rate * shared
             if self.penalty is None:
                 after = _estimate_penalty(after, sums.leaves, grown - depth, self.ridge)
@@ -197,7 +205,8 @@ class PersonalBoosting(Method, Explains, Advises, Solves):
             levels = [int(math.log2(j + 1)) for j in range(sums.histograms.shape[1])]
             allowed = torch.stack([self._columns(roster, grown - level, len(server.edges)) for level in levels])
             histograms = _by_column(sums.histograms.movedim(2, 0), server.edges).permute(3, 0, 1, 2)
-            splits = best_splits(histograms, tensors["leaf"].shape[2], self.ridge, self.least, allowed)
+            signs = read_signs(roster.task, tensors)
+            splits = best_splits(histograms, tensors["leaf"].shape[2], self.ridge, self.least, allowed, signs)
             for j, (column, place, lost) in enumerate(torch.stack(splits, 1).tolist()):
                 t = grown - levels[j]
                 if 0 <= t < trees and column >= 0:
@@ -209,8 +218,11 @@ class PersonalBoosting(Method, Explains, Advises, Solves):
     def personalise(self, client: Client, state: Tree, received: Tree) -> dict[str, Tree]:
         deviation = self._correct(client, state, received)[1].deviation
         at = next(e.at for e in client.model.layout.entries if e.name == "leaf")
-        theta = received.theta
-        return {"mixed": Params(torch.cat([theta[: at.start], theta[at] + deviation.flatten(), theta[at.stop :]]))}
+        theta, tensors = received.theta, client.model.layout.tensors(received.theta)
+        leaf = tensors["leaf"] + deviation
+        if (signs := read_signs(client.task, tensors)) is not None:  # rounding may have undone it
+            leaf = order_leaves(leaf, torch.ones_like(leaf), _nodes(tensors, 0, len(leaf)), signs)
+        return {"mixed": Params(torch.cat([theta[: at.start], leaf.flatten(), theta[at.stop :]]))}
 
     def relation(self, roster: Roster, server: Tree, cohort: Tensor) -> Tensor | None:
         share = roster.weights.to(roster.theta.dtype)
@@ -243,8 +255,9 @@ class PersonalBoosting(Method, Explains, Advises, Solves):
                 _sums_by_leaf(rows, at[t], leaf.shape[1]) for rows in _derivatives(client, outputs, y, real)
             )
             shared = leaf[t] / self.rate
-            deviation = (slope - curvature * shared) / (curvature + received.penalty[t]).clamp(min=TINY)
-            deviation = self.rate * (self._bound_leaf(client.task, shared + deviation) - shared)
+            weight = (curvature + received.penalty[t]).clamp(min=TINY)
+            answer = _order(client.task, tensors, t, shared + (slope - curvature * shared) / weight, weight)
+            deviation = self.rate * (self._bound_leaf(client.task, answer) - shared)
             deviations.append(torch.where(state.corrected > t, state.deviation[t], deviation.to(leaf.dtype)))
             outputs = outputs + (leaf[t] + deviations[-1])[at[t]]
         after = [deviation[None] for deviation in deviations]
@@ -302,12 +315,12 @@ def difference(sums: Tensor) -> float:
 
 
 def best_splits(
-    histograms: Tensor, k: int, ridge: float, least: float, allowed: Tensor
+    histograms: Tensor, k: int, ridge: float, least: float, allowed: Tensor, signs: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """[J] the column of each node's best split, -1 for none, the last bin that goes left, and 1 if missing goes right.
 
     histograms: [J, f, B + 1, k + h] are derivatives and curvatures in bins, the last one of what is missing; allowed:
-    [J, f] says which columns a node may read.
+    [J, f] says which columns a node may read, and signs: [f, k] in which order its sides' values must be.
     """
     left, missing = histograms[:, :, :-1].cumsum(2), histograms[:, :, -1:]
     total = left[:, :, -1:] + missing
@@ -317,6 +330,11 @@ def best_splits(
         return (sums[..., :k].square() / (sums[..., k:] + ridge).clamp(min=TINY)).sum(-1)
 
     enough = (sides[..., k:].mean(-1) >= least).all(0) & allowed[:, :, None]  # [2, J, f, B]
+    if signs is not None:
+        leaf = sides[..., :k] / (sides[..., k:] + ridge).clamp(min=TINY)
+        ordered = ((leaf[1] - leaf[0]) * signs[:, None] >= 0).all(-1)
+        ordered[..., -1] = True  # what is missing has no order
+        enough &= ordered
     gain = torch.where(enough, worth(sides).sum(0) - worth(total), -1.0).movedim(0, -1)  # [J, f, B, 2]
     best, at = gain.flatten(1).max(1)
     column, place = at // gain[0, 0].numel(), at // 2 % gain.shape[2]
@@ -464,6 +482,13 @@ def _nodes(tensors: dict[str, Tensor], begin: int, count: int) -> Nodes:
     """The inner nodes of so many trees, fewer where there are none."""
     at = slice(max(0, begin), max(0, begin + count))
     return Nodes(tensors["column"][at], tensors["threshold"][at], tensors["lost"][at])
+
+
+def _order(task: Any, tensors: dict[str, Tensor], tree: int, leaf: Tensor, weight: Tensor) -> Tensor:
+    """[L, k] the values of a tree's leaves, leaf: [L, k] with weight: [L, k] or [L, 1], as columns order them."""
+    if (signs := read_signs(task, tensors)) is None:
+        return leaf
+    return order_leaves(leaf[None], weight[None], _nodes(tensors, tree, 1), signs)[0]
 
 
 def _depth(tensors: dict[str, Tensor]) -> int:

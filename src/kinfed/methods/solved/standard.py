@@ -20,6 +20,7 @@ from ...core.trees import Tree
 from ...errors import UsageError
 from ...models.trees import NOWHERE, Trees
 from ..local import Local
+from .monotone_leaves import read_signs
 from .partial_pooling import model_of
 
 Array = NDArray[np.float64]
@@ -161,30 +162,46 @@ def shares_of(y: NDArray[np.int64], classes: int, w: Array | None = None) -> Arr
     return logarithms
 
 
-def fit_boosting(x: Array, y: Array, trees: int, depth: int, w: Array | None = None) -> Forest:
+def fit_boosting(
+    x: Array, y: Array, trees: int, depth: int, w: Array | None = None, signs: Sequence[int] | None = None
+) -> Forest:
     """Boosting of squared errors of rows x: [n, d], y: [n, k]; of fewer than `FEWEST` rows, their mean."""
     from sklearn.ensemble import HistGradientBoostingRegressor
 
     if len(x) < FEWEST:
         return Forest((), (), np.average(y, 0, w))
-    how = _bound_boosting(trees, depth)
+    how = _bound_boosting(trees, depth, signs)
     models = [_fit_histograms(HistGradientBoostingRegressor(**how), x, target, w) for target in y.T]
     return Forest(models, [[i] for i in range(len(models))], np.zeros(len(models)))
 
 
-def fit_boosted_counts(x: Array, y: Array, middle: float, trees: int, depth: int, w: Array | None = None) -> Forest:
+def fit_boosted_counts(
+    x: Array,
+    y: Array,
+    middle: float,
+    trees: int,
+    depth: int,
+    w: Array | None = None,
+    signs: Sequence[int] | None = None,
+) -> Forest:
     """Boosting of Poisson's loss of counts y: [n]; its outputs are logarithms of counts over the mean of all."""
     from sklearn.ensemble import HistGradientBoostingRegressor
 
     if len(x) < FEWEST or not y.sum() > 0:
         return Forest((), (), log_mean(y, middle, w))
-    model = HistGradientBoostingRegressor(loss="poisson", **_bound_boosting(trees, depth))
+    model = HistGradientBoostingRegressor(loss="poisson", **_bound_boosting(trees, depth, signs))
     _fit_histograms(model, x, y, w)
     return Forest([model], [[0]], np.array([-math.log(middle)]))
 
 
 def fit_boosted_labels(
-    x: Array, y: NDArray[np.int64], classes: int, trees: int, depth: int, w: Array | None = None
+    x: Array,
+    y: NDArray[np.int64],
+    classes: int,
+    trees: int,
+    depth: int,
+    w: Array | None = None,
+    signs: Sequence[int] | None = None,
 ) -> Forest:
     """Boosting of labels y: [n]; of one class, or fewer than `FEWEST` rows, their shares."""
     from sklearn.ensemble import HistGradientBoostingClassifier
@@ -192,7 +209,7 @@ def fit_boosted_labels(
     seen = np.unique(y)
     if len(x) < FEWEST or len(seen) < 2:
         return Forest((), (), shares_of(y, classes, w))
-    model = _fit_histograms(HistGradientBoostingClassifier(**_bound_boosting(trees, depth)), x, y, w)
+    model = _fit_histograms(HistGradientBoostingClassifier(**_bound_boosting(trees, depth, signs)), x, y, w)
     bias = np.full(classes, UNSEEN)
     bias[seen] = 0.0
     return Forest([model], [seen if len(seen) > 2 else seen[1:]], bias)
@@ -203,8 +220,10 @@ def _fit_histograms(model: Any, x: Array, y: NDArray[Any], w: Array | None) -> A
     return model.fit(np.where(np.isnan(x).all(0), 0.0, x), y, w)  # scikit-learn has no bins for a column without values
 
 
-def _bound_boosting(trees: int, depth: int) -> dict[str, Any]:
-    return {"max_iter": trees, "max_depth": depth, "early_stopping": False, "random_state": 0}
+def _bound_boosting(trees: int, depth: int, signs: Sequence[int] | None) -> dict[str, Any]:
+    """What scikit-learn is told; with signs: [d], answers rise with inputs of 1, and fall with those of -1."""
+    how = {"max_iter": trees, "max_depth": depth, "early_stopping": False, "random_state": 0}
+    return how | {"monotonic_cst": signs}
 
 
 @dataclass(frozen=True)
@@ -221,6 +240,7 @@ class Standard(Local, Advises, Solves):
     solves: ClassVar[bool] = True
     takes_gradients: ClassVar[bool] = False
     batched: ClassVar[bool] = False
+    keeps_order: ClassVar[bool] = True
 
     @property
     def rates(self) -> tuple[str, ...]:
@@ -230,6 +250,7 @@ class Standard(Local, Advises, Solves):
         task = roster.task
         if isinstance(task, Quantiles) or not isinstance(task, Classification | Counts | Forecasting | Regression):
             raise UsageError(f"standard knows numbers, counts, labels and forecasts, not {type(task).__name__}")
+        read_signs(task, roster.layout.tensors(roster.theta))
         return ()
 
     def is_solved(self, server: Tree) -> bool:
@@ -273,7 +294,11 @@ class Standard(Local, Advises, Solves):
         made = {name: np.zeros(t.shape) for name, t in layout.tensors(theta).items()}
         made["threshold"][:] = NOWHERE
         lanes = lanes_of(task, made["leaf"].shape[2])
-        how = len(made["leaf"]) // lanes, module.depth, w
+        signs = None
+        if module.monotone is not None:
+            made["monotone"][:] = module.monotone.cpu().numpy()
+            signs = made["monotone"].astype(int).tolist()
+        how = len(made["leaf"]) // lanes, module.depth, w, signs
         if isinstance(task, Classification):
             forest = fit_boosted_labels(x, y, task.classes, *how)
         elif isinstance(task, Counts):
