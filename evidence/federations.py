@@ -37,6 +37,7 @@ from kinfed.core.method import Method
 from kinfed.methods import FAMILIES, METHODS
 from kinfed.runs import baselines
 from kinfed.runs.config.parts import make
+from kinfed.runs.run import make_baseline
 from kinfed_papers import result_pages as page
 
 RESULTS = Path(__file__).parents[1] / "docs" / "evidence"
@@ -208,7 +209,7 @@ def baselines_of(case, training, seed):
     models, _ = baselines.standard_baselines(federation)
     for name in ("local", "fedavg"):
         run = kinfed.fit(METHODS[name](), federation, net, rounds=ROUNDS, training=training, seed=seed)
-        models.append(baselines.Baseline.from_run(run.summary, run.by_client, run.validation, name == "fedavg"))
+        models.append(make_baseline(run, name == "fedavg"))
     return models
 
 

@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from kinfed.core.summary import Summary
 from kinfed.errors import note_failure
 from kinfed.report.tables.compare import Comparison, verdicts
 from kinfed.report.tables.run_rows import Clients, Row, make_row
+from kinfed.runs.run import Run
 from kinfed.verdict.statistics import is_share, kendall
 
 from .published_table import Column
@@ -45,8 +45,9 @@ def _add_counts(rows: Sequence[tuple[Row, bool]]) -> Iterator[Row]:
     return (counted.get(row.method, row) for row, _ in rows)
 
 
-def _is_own(summary: Summary, clients: Clients, model: str) -> bool:
+def _is_own(clients: Clients, model: str) -> bool:
     """Whether a run's own score, and the model that validation prefers, are these."""
+    summary = clients.run.summary
     scored = np.array(summary.clients.scores[summary.selection.chosen])
     ours = clients.by_model[model]
     return summary.selection.chosen == model and len(scored) == len(ours) and np.allclose(scored, ours, equal_nan=True)
@@ -73,12 +74,7 @@ def _row(made: Reproduction, name: str, column: Column, measure: Measure) -> lis
         return []
     assert cell.experiment is not None
     federation = cell.experiment.table["federation"]  # in which all are alike, however old a summary is
-    read = {folder.path: folder.read_summary() for folder in folders.values()}
-    summaries = {
-        path: replace(summary_of_seed, data=replace(summary_of_seed.data, federation=federation))
-        for path, summary_of_seed in read.items()
-    }
-    row = make_row(made.folder(cell.row, column), summaries, cell.row.score)
+    row = make_row(made.folder(cell.row, column), list(map(Run, folders.values())), federation, cell.row.score)
     share, clients = is_share(measure.score), dict(row.by_seed)
     for seed, models in made.clients(cell, measure.score).items():
         scores = {model: values * (1 if share else measure.times) for model, values in models.items()}
@@ -98,15 +94,7 @@ def _row(made: Reproduction, name: str, column: Column, measure: Measure) -> lis
         scores={**row.scores, "mean": mean},
         by_seed=clients,
     )
-    return [
-        (
-            row,
-            all(
-                _is_own(read[folders[seed].path], clients_of_seed, row.model)
-                for seed, clients_of_seed in clients.items()
-            ),
-        )
-    ]
+    return [(row, all(_is_own(clients_of_seed, row.model) for clients_of_seed in clients.values()))]
 
 
 def agreement(group: Sequence[Line]) -> str:

@@ -38,7 +38,8 @@ from kinfed.methods.solved.personal_boosting import PersonalBoosting
 from kinfed.runs.config.experiment import resolve
 from kinfed.runs.launch import launch
 from kinfed.runs.prediction_intervals import find_half_widths
-from kinfed.runs.run import OpenedRun
+from kinfed.runs.run import Run
+from kinfed.runs.run_folder import RunFolder
 from kinfed.serving import joining_clients
 from kinfed.serving.requests import answer
 from kinfed_flower import plan
@@ -393,7 +394,7 @@ def test_a_folder_that_would_hold_sites_models_joins_nobody_and_says_so(tables, 
 def test_no_file_joins_sites_with_arrays(trial, tmp_path):
     trial("fedavg", rounds=1).serve()
     with pytest.raises(UsageError, match="was not trained on tables whose rows are examples"):
-        joining_clients.of_table(OpenedRun.for_newcomers(tmp_path / "out"), tmp_path / "new.csv", None)
+        joining_clients.of_table(Run(RunFolder(tmp_path / "out")), tmp_path / "new.csv", None)
 
 
 def test_what_a_site_cannot_predict_is_told_in_one_line(tables, tmp_path, capsys):

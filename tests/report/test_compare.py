@@ -85,7 +85,9 @@ def test_a_verdict_on_other_models_than_the_scores_says_so(tmp_path):
             summary["scores"]["own"]["validation"] = 0.6
             summary["scores"]["mixed"]["validation"] = 0.5 + 0.15 * seed * (name == "fedavg")
             summary["selection"]["chosen"] = "mixed" if name == "fedavg" and seed else "own"
+            summary["scores"]["own"]["round"] = summary["scores"]["mixed"]["round"] = 1
             (folder / "summary.json").write_text(json.dumps(summary))
+            (folder / "history.csv").write_text("round,client,model,split,metric,value\n")
     assert compare([tmp_path / "fedavg", tmp_path / "local"]).warnings == (
         "fedavg: its verdict is on the model that each seed chose ('own', 'mixed'), the scores on 'own'",
     )

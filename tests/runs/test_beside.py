@@ -13,6 +13,7 @@ from kinfed.errors import RunError, UsageError
 from kinfed.report.tables.compare import compare
 from kinfed.runs import baselines, launch, reference_runs
 from kinfed.runs.config import experiment as config
+from kinfed.runs.run import Run, make_baseline
 from kinfed.runs.run_folder import RunFolder
 from kinfed.runs.tested_examples import Tested
 from kinfed.simulation.execution import Execution
@@ -193,7 +194,7 @@ def test_a_seed_that_fails_takes_no_other_seed_away(tmp_path, monkeypatch, capsy
     for seed in (0, 2):
         own = RunFolder(tmp_path / f"a/seed-{seed}")
         known = [
-            baselines.Baseline.from_folder(RunFolder(tmp_path / f"a/beside/local/seed-{seed}")),
+            make_baseline(Run(RunFolder(tmp_path / f"a/beside/local/seed-{seed}")), False),
             *baselines.read(own),
         ]
         (other,) = (one.tested.means for one in known if one.name == name)

@@ -10,6 +10,7 @@ from referee import baselines, judge
 
 import kinfed
 from kinfed.cli import main
+from kinfed.runs.run import make_baseline
 
 ROOT = Path(__file__).parents[2]
 
@@ -22,7 +23,8 @@ def state(mine, federation, alone, shared=None):
     known = baselines(x, federation.y.numpy(), rows, by)
     for name, run in (("Local", alone), ("FedAvg", shared)):
         if run is not None:
-            scores = ([values[client] for client in mine.names] for values in (run.validation, run.by_client.means))
+            judged = make_baseline(run, False)
+            scores = ([values[client] for client in mine.names] for values in (judged.validation, judged.tested.means))
             known[name] = name == "FedAvg", *map(np.array, scores)
     return judge(np.array([mine.by_client.means[client] for client in mine.names]), known, by)
 

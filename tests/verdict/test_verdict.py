@@ -14,6 +14,7 @@ from kinfed import FedAvg, Federation, Forecasting, Local, Regression, UsageErro
 from kinfed.core.summary import Metric
 from kinfed.runs.baselines import Baseline, floor, verdict
 from kinfed.runs.results import save
+from kinfed.runs.run import Run, make_baseline
 from kinfed.runs.run_folder import RunFolder
 from kinfed.runs.tested_examples import Tested
 from kinfed.verdict.dependence import Blocks, block_length
@@ -304,9 +305,9 @@ def test_scores_of_examples_are_those_of_the_models_that_are_saved(federation, t
         assert all(np.array_equal(a, b) for a, b in blocks)
     found = runs[FedAvg].verdict(runs[Local])
     assert set(found.over) == {"alone", "pooled"}  # the pooled standard models
-    known = [Baseline.from_folder(RunFolder(tmp_path / "Local"))]
+    known = [make_baseline(Run(RunFolder(tmp_path / "Local")), False)]
     mine, metric = [Tested.read(RunFolder(tmp_path / "FedAvg"))], runs[FedAvg].summary.metric
-    assert known[0].validation == pytest.approx(runs[Local].validation, abs=1e-6)
+    assert known[0].validation == pytest.approx(make_baseline(runs[Local], False).validation, abs=1e-6)
     by_folder = verdict("fedavg", metric, mine, floor([known], True))
     standard, _ = runs[FedAvg].standard_baselines
     assert found == verdict("fedavg", metric, mine, floor([[*known, *standard]], True))
@@ -314,7 +315,7 @@ def test_scores_of_examples_are_those_of_the_models_that_are_saved(federation, t
     with pytest.raises(UsageError, match="was not tested on the examples of"):
         fit(FedAvg(), other, nn.Linear(2, 2), rounds=1).verdict(runs[Local])
     (tmp_path / "Local/tested.safetensors").unlink()
-    means = verdict("fedavg", metric, mine, floor([[Baseline.from_folder(RunFolder(tmp_path / "Local"))]], True))
+    means = verdict("fedavg", metric, mine, floor([[make_baseline(Run(RunFolder(tmp_path / "Local")), False)]], True))
     assert means.over["alone"].mean == pytest.approx(by_folder.over["alone"].mean)
     assert len(means.undecided) == 4
 

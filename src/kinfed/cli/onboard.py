@@ -13,7 +13,7 @@ from ..data.tables.words import name_of
 from ..errors import RunError, UsageError, log_failure, several
 from ..files import to_json
 from ..report.tables.text_table import draw, score_text
-from ..runs.run import OpenedRun
+from ..runs.run import Run
 from ..runs.run_folder import RunFolder
 from ..serving import joining_clients
 from ..serving.onboarding import ALONE, BEST, FrozenServer, Outcome, onboard, write
@@ -74,7 +74,7 @@ def _onboard(args: argparse.Namespace, console: Console) -> None:
     shots = shots_of(args.shots)
     if args.out is not None and args.out.exists() and any(args.out.iterdir()):
         raise UsageError(f"{args.out} is not empty; choose another folder")
-    saved = OpenedRun.for_newcomers(args.run)
+    saved = Run(RunFolder(args.run))
     wanted = [name.strip() for name in next(csv.reader([args.client], skipinitialspace=True), []) if name.strip()]
     if args.data is None:
         if args.edges is not None:
@@ -150,7 +150,7 @@ def show(frozen: FrozenServer, outcomes: Sequence[Outcome], shots: Sequence[int 
     unit = ", %" if summary.metric.is_share else ""
     console.print(f"{several(len(clients), 'newcomer')} to {frozen.saved.folder}: test {summary.metric.name}{unit}")
     console.print(draw(("examples", "newcomers", *names), rows, wrapped=range(2 + len(names))))
-    if frozen.saved.at_sites:
+    if frozen.saved.summary.sites is not None:
         console.print(f"the members' models stayed at their sites, so none is tried as the {BEST} model")
     if without := [label for label, by_model in means.items() if label == "0" and not by_model]:
         console.print(f"{frozen.name} makes a newcomer's model of its examples, so there is none with {without[0]}")

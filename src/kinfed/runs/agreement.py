@@ -5,13 +5,11 @@ from torch import Tensor, nn
 
 from ..core import trees
 from ..core.copies import duplicate
-from ..core.summary import Summary
 from ..core.trial import differ
 from ..errors import RunError, UsageError
 from ..simulation.distributed import Distributed
 from ..simulation.simulation import Simulation
-from .models_file import ModelsFile
-from .run import OpenedRun
+from .models_file import UNREADABLE, ModelsFile
 from .run_folder import RunFolder
 from .trained_run import TrainedRun
 
@@ -43,15 +41,15 @@ def check_agreement(run: TrainedRun, fleet: Simulation | Distributed) -> Trained
     return run
 
 
-def check_written(run: TrainedRun, folder: RunFolder, summary: Summary) -> None:
+def check_written(run: TrainedRun, folder: RunFolder) -> None:
     """Raise RunError, and remove the file, unless the models that were written are the run's."""
-    saved = OpenedRun(folder, summary, run.architecture, run.method, None, ModelsFile(folder.models))
+    file = ModelsFile(folder.models)
     models, names = run.history.models, run.federation.names
     for i in range(0, len(names), -(-len(names) // CLIENTS)):
         try:
-            read = trees.pack(saved.personal(names[i]))
+            read = trees.pack(file.read_personal(names[i], run.architecture))
             same = read.keys() == models.keys() and all(torch.equal(models[name][i].cpu(), read[name]) for name in read)
-        except UsageError:
+        except (UsageError, *UNREADABLE):
             same = False
         if not same:
             folder.models.unlink()

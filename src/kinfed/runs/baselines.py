@@ -11,7 +11,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from ..core import checkpoint
-from ..core.summary import Metric, Summary
+from ..core.summary import Metric
 from ..core.tasks import TASKS
 from ..data.federation import Federation
 from ..errors import several
@@ -48,18 +48,6 @@ class Baseline:
     validation: dict[str, float]  # by client the score that selects; empty without validation rows
     tested: Tested
     form: Form | None = None  # what a standard model of one client is as a run
-
-    @classmethod
-    def from_folder(cls, folder: RunFolder) -> Self:
-        """A finished run of Local or FedAvg, with one seed, as a baseline."""
-        summary = folder.read_summary()
-        return cls.from_run(summary, Tested.read(folder), folder.read_validation(), summary.method == "fedavg")
-
-    @classmethod
-    def from_run(cls, summary: Summary, tested: Tested, validation: dict[str, float], pools: bool) -> Self:
-        """The same by a run's summary and scores."""
-        method = summary.method.lower()
-        return cls(NAMES.get(method, method), pools, False, validation, tested)
 
     @property
     def mean(self) -> float:

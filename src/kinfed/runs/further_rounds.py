@@ -10,8 +10,7 @@ from ..files import write_json
 from .config import experiment as config
 from .config.experiment import Experiment
 from .final_state import StateFile
-from .models_file import ModelsFile
-from .run import UNREADABLE
+from .run import Run
 from .run_folder import RunFolder
 
 ROUNDS = "rounds="
@@ -35,13 +34,7 @@ def further(path: Path, overrides: Sequence[str] = ()) -> tuple[Experiment, RunF
     for run in folder.repeats(summary):
         StateFile(run)
         if run.models.exists():
-            try:
-                identity = ModelsFile(run.models).identity
-            except UNREADABLE as problem:
-                why = f"{run.models} cannot be read ({problem!s:.200}); copy the whole folder again, or run again"
-                raise UsageError(why) from None
-            if identity != run.read_summary().provenance.identity:
-                raise run.of_another(run.models)
+            assert Run(run).models_file  # which is checked
     method = config.of_run(folder.config).method_name
     before = (summary.provenance.former or {"rounds": 0})["rounds"]
     table = config.read(str(folder.config), list(overrides))

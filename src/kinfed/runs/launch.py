@@ -370,7 +370,8 @@ class _Run:
             judgement = reference_runs.judge_run(
                 self.experiment, reference_runs.tested_by_seed(out, summary), standard, out
             )
-        if judgement is not None and (chosen := chose_otherwise(out.repeats(summary), summary.selection.chosen)):
+        repeats = [repeat.read_summary() for repeat in out.repeats(summary)]
+        if judgement is not None and (chosen := chose_otherwise(repeats, summary.selection.chosen)):
             warnings.append(
                 f"the verdict is on the model that each seed chose ({chosen}), the starred row on one for all"
             )

@@ -6,17 +6,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import unquote
 
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from ..core import checkpoint
+from ..core import checkpoint, trees
 from ..core.history import History
 from ..core.model import Model, digest_plain_tensors
+from ..core.trees import Tree
 from ..errors import UsageError
 
 STAR = "*"  # the owner, in a key, of a tensor that all share
 ALL = ""  # the same among owners, of whom one may be called *
 CHECKSUMS = "crc32"  # in the file's metadata
+UNREADABLE = (SafetensorError, OSError, RuntimeError, TypeError, LookupError)  # raised by a file of other models
 Owned = Mapping[str, Mapping[str, Tensor]]  # tensors by owner, a client or `ALL`, and name
 
 
@@ -53,6 +55,18 @@ class ModelsFile:
                 "again"
             )
         return array
+
+    def read_personal(self, client: str, model: Model) -> Tree:
+        """What a client's model consists of, `theta: [d]` and the rest; raises TypeError for another model's."""
+        keys, layout = {**self.keys.get(ALL, {}), **self.keys.get(client, {})}, model.layout
+        arrays = {part: self.read(key) for part, key in keys.items() if part not in layout.frozen}
+        tensors = {e.name: arrays.pop(e.name) for e in layout.entries}
+        for e in layout.entries:
+            got = tensors[e.name]
+            if got.shape != e.shape or got.dtype != (e.dtype or model.theta.dtype):
+                wanted = e.dtype or "floating-point"
+                raise TypeError(f"'{e.name}' is {got.dtype} {list(got.shape)}, not {wanted} {list(e.shape)}")
+        return trees.nest({"theta": layout.flatten(tensors), **arrays})
 
     def check_module(self, model: Model) -> None:
         """Raise UsageError if the module holds other plain tensors than the one that was trained."""

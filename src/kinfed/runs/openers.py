@@ -8,14 +8,14 @@ from ..core.copies import duplicate
 from ..core.method import Method
 from ..core.registry import load
 from .predictor import Predictor
-from .run import OpenedRun, Run, client_index
+from .run import Run, client_index
 from .run_folder import RunFolder
 
 SITE = "join.safetensors"  # marks the folder of an experiment at a site
 SITES = "kinfed_flower.site.site_predictor"  # opens such folders
 
 
-def open_models(folder: RunFolder) -> OpenedRun | None:
+def open_models(folder: RunFolder) -> Run | None:
     """The run in a folder; None if it has no config, or if its models stayed elsewhere."""
     return Run.open(folder.path) if folder.models.exists() and folder.is_begun else None
 

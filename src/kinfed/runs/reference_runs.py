@@ -9,9 +9,9 @@ from ..methods.fedavg import FedAvg
 from ..methods.local import Local
 from ..verdict.verdict import Verdict
 from . import baselines
-from .baselines import Baseline
 from .config import experiment as config, plugins
 from .config.experiment import Experiment
+from .run import Run, make_baseline
 from .run_folder import RunFolder
 from .tested_examples import Tested
 
@@ -90,9 +90,9 @@ def judge_run(
     if "local" not in others:
         return None
     runs = []
-    for folder in others.values():
-        repeats = folder.repeats()
-        runs.append({repeat.read_summary().seeds[0]: Baseline.from_folder(repeat) for repeat in repeats})
+    for name, folder in others.items():
+        repeats = [Run(repeat) for repeat in folder.repeats()]
+        runs.append({run.summary.seeds[0]: make_baseline(run, name == "fedavg") for run in repeats})
     common = set(mine).intersection(*runs)
     seeds = [seed for seed in mine if seed in common]
     if not seeds:
@@ -109,4 +109,4 @@ def judge_run(
 
 def tested_by_seed(folder: RunFolder, summary: Summary) -> dict[int, Tested]:
     """The test scores of a finished run by seed; the summary may not have been written yet."""
-    return {seed: Tested.read(repeat) for seed, repeat in zip(summary.seeds, folder.repeats(summary), strict=True)}
+    return {seed: Run(repeat).by_client for seed, repeat in zip(summary.seeds, folder.repeats(summary), strict=True)}

@@ -106,7 +106,7 @@ def write_run(
     kept = run if refit is None else refit
     tensors = list_tensors(kept.history, kept.architecture)
     write_models(folder.models, tensors, kept.architecture, exporter(run.method), identity)
-    check_written(kept, folder, summary)
+    check_written(kept, folder)
     folder.write_clients(federation)
     if run.final is not None:
         run.final.write(run.history, folder.state, identity)

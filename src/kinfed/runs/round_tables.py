@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from ..core.history import History, Spent
@@ -21,17 +22,12 @@ def make_rows(history: History) -> "DataFrame":
     """The rows of a history: round (from 1), client, model, split, metric and value, which is NaN without a score."""
     import polars
 
-    frames = [
-        polars.DataFrame({"client": history.names, "value": values.double().numpy()}).select(
-            polars.lit(round + 1, polars.Int64).alias("round"),
-            "client",
-            *(polars.lit(text).alias(name) for name, text in zip(TEXTS[1:], key, strict=True)),
-            "value",
-        )
-        for round, scores in zip(history.rounds, history.scores, strict=True)
-        for key, values in scores.items()
-    ]
-    return polars.concat(frames)
+    keys = [(round + 1, *key) for round, scores in zip(history.rounds, history.scores, strict=True) for key in scores]
+    values = torch.cat([values.double() for scores in history.scores for values in scores.values()])
+    rows = polars.DataFrame(keys, ["round", *TEXTS[1:]], orient="row").join(
+        polars.DataFrame({"client": history.names}), how="cross", maintain_order="left_right"
+    )
+    return rows.select("round", *TEXTS, value=polars.Series(values.numpy()))
 
 
 def read_rows(path: Path) -> "DataFrame":

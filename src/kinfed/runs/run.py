@@ -1,8 +1,7 @@
 """Run: a finished run, just trained or opened from its folder."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cached_property
 from numbers import Integral
 from pathlib import Path
@@ -10,18 +9,16 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from numpy.typing import NDArray
-from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from ..core import checkpoint, trees
+from ..core import checkpoint
 from ..core.copies import duplicate
 from ..core.graph import NeighbourLists, Relation
-from ..core.layout import Layout
 from ..core.method import Compared, Method
 from ..core.mixins import Explains, export, model_for
 from ..core.model import Model
 from ..core.sharing import Sharing, divide
-from ..core.summary import Summary
+from ..core.summary import Summary, list_attackers
 from ..core.tasks import TASKS, Task
 from ..core.trees import Tree
 from ..data.tables.schema import Description
@@ -33,7 +30,7 @@ from . import baselines
 from .config import experiment as config
 from .config.experiment import Experiment
 from .final_state import StateFile
-from .models_file import ALL, ModelsFile
+from .models_file import ALL, UNREADABLE, ModelsFile
 from .prediction_intervals import find_half_widths
 from .predictor import Answers, Predictor, Source
 from .round_tables import add_seed
@@ -44,36 +41,37 @@ from .tested_examples import Tested, read_errors
 if TYPE_CHECKING:
     from polars import DataFrame
 
-UNREADABLE = (SafetensorError, OSError, RuntimeError, TypeError, LookupError)
 
-
-class Run(ABC):
+class Run:
     """One personalised model for each client, and what they are worth: the result of `kinfed.fit`, or `Run.open`.
 
     `score()` is the mean test score, `scores` has every score as a row, `model(client)` is a client's model and
     `predict(client, rows)` its answers to new rows. `relation` says who learned from whom, `verdict(alone)` what that
     was worth, and `summary` has all numbers. A client is named, a number being the name of its digits; or `position` is
     its place, from 0. An unknown client raises UsageError with the nearest name.
+
+    In the folder of a choice a client may keep the model of Local or FedAvg: `find_kept_run(client)` is the run that
+    its model is from, and `theta`, `personal` and `model` give the model that it keeps.
     """
 
-    if TYPE_CHECKING:  # attributes of both kinds of runs
+    def __init__(
+        self,
+        folder: RunFolder,
+        module: nn.Module | None = None,
+        method: Method | None = None,
+        head: str | None = None,
+    ) -> None:
+        """As `open`, but files are read, and checked, when they are asked for."""
+        self.folder, self._module, self._method, self._head = folder, module, method, head
+        self._beside: dict[str, Run] = {}
 
-        @property
-        def method(self) -> Method | None:
-            """What trained it; None: models that predict as plain modules do, of a folder by `kinfed.save`."""
-
-        @property
-        def architecture(self) -> Model:
-            """The model with the initial parameters; its `layout` says where each tensor is in theta."""
-
-        @property
-        def summary(self) -> Summary:
-            """The results as plain numbers: test scores per named model, the relation's quality, bytes, seconds."""
+    def __repr__(self) -> str:
+        return f"Run.open({str(self.folder)!r})"
 
     @staticmethod
     def open(
         folder: str | Path, module: nn.Module | None = None, method: Method | None = None, head: str | None = None
-    ) -> "OpenedRun":
+    ) -> "Run":
         """The run in a folder; architecture and method are rebuilt from its config.
 
         Args:
@@ -87,259 +85,82 @@ class Run(ABC):
         Raises:
             UsageError: the folder holds no finished run, or its files do not belong together.
         """
-        place = RunFolder(folder)
-        summary = place.read_summary()
-        names, experiment = summary.clients.names, None  # of a run with several seeds there are none: it raises
-        if summary.sites is not None and not place.models.exists():
+        run = Run(RunFolder(folder), module, method, head)
+        if run.names and run.models_file is None:  # of a run with several seeds there are none: it raises
             raise UsageError(
                 f"{folder}: its models stayed at the sites; predict there: kinfed predict kinfed-site/NAME FILE"
             )
-        if module is None:
-            experiment = _experiment(place)
-            method = method or experiment.method
-            module = _module(place, summary, experiment)
+        assert run.architecture  # which is checked
+        return run
+
+    @cached_property
+    def summary(self) -> Summary:
+        """The results as plain numbers: test scores per named model, the relation's quality, bytes, seconds."""
+        return self.folder.read_summary()
+
+    @cached_property
+    def experiment(self) -> Experiment | None:
+        """That of the config; None with a module of your own."""
+        return _experiment(self.folder) if self._module is None else None
+
+    @cached_property
+    def method(self) -> Method | None:
+        """What trained it; None: models that predict as plain modules do, of a folder by `kinfed.save`."""
+        return self._method if self.experiment is None else self._method or self.experiment.method
+
+    @cached_property
+    def models_file(self) -> ModelsFile | None:
+        """The file of its models; None if they stayed at the sites."""
+        if self.summary.sites is not None and not self.folder.models.exists():
+            return None
+        try:
+            file = ModelsFile(self.folder.models)
+        except UNREADABLE as problem:
+            why = f"{self.folder.models} cannot be read ({problem!s:.200}); copy the whole folder again, or run again"
+            raise UsageError(why) from None
+        if file.identity != self.summary.provenance.identity:
+            raise self.folder.of_another(self.folder.models)
+        return file
+
+    @cached_property
+    def architecture(self) -> Model:
+        """The model with the initial parameters; its `layout` says where each tensor is in theta."""
+        folder, file, names = self.folder, self.models_file, self.names
+        module = _module(folder, self.summary, self.experiment) if self.experiment else self._module
         if not isinstance(module, nn.Module):
             raise UsageError(f"module must be an nn.Module, such as torch.nn.Linear(8, 2); got {module!r:.80}")
+        if file is None:
+            assert self.method is not None
+            return model_for(self.method, module, None, torch.float32)
+        if file.method and self.method is None:
+            raise UsageError(
+                f"{folder}: only its method, {file.method}, knows how its models predict; pass it as it was given "
+                "to fit: Run.open(folder, module, method)"
+            )
         try:
-            file = ModelsFile(place.models)
-            if file.identity != summary.provenance.identity:
-                raise place.of_another(place.models)
-            if file.method and method is None:
-                raise UsageError(
-                    f"{folder}: only its method, {file.method}, knows how its models predict; pass it as it was given "
-                    "to fit: Run.open(folder, module, method)"
-                )
             keys = file.keys.get(ALL, {}) | next((file.keys[name] for name in names if name in file.keys), {})
-            model = _model(module, method, head, file, keys)
+            model = _model(module, self.method, self._head, file, keys)
             file.check_module(model)
         except UNREADABLE as problem:
-            raise _unfit(place, problem) from None
+            raise _unfit(folder, problem) from None
         if file.keys.keys() - {ALL} and (lacking := [name for name in names if name not in file.keys]):
             raise UsageError(
-                f"{folder}: its files do not belong together: {place.models.name} has no model of client "
-                f"'{lacking[0]}', whom {place.summary.name} names; copy the whole folder again, or run again"
+                f"{folder}: its files do not belong together: {folder.models.name} has no model of client "
+                f"'{lacking[0]}', whom {folder.summary.name} names; copy the whole folder again, or run again"
             )
-        return OpenedRun(place, summary, model, method, experiment, file)
+        return model
 
     @property
-    @abstractmethod
     def names(self) -> list[str]:
         """The clients' names."""
+        return self.summary.clients.names
 
     @property
-    @abstractmethod
     def relation(self) -> Relation | None:
         """[N, N] or [L, N, N] the relation at the chosen model's selected round; None if no models are mixed.
 
         Of very many clients, of whom each learns from a few, `NeighbourLists`.
         """
-
-    @property
-    @abstractmethod
-    def by_client(self) -> Tested:
-        """The test scores of the clients that are no attackers."""
-
-    @property
-    @abstractmethod
-    def validation(self) -> dict[str, float]:
-        """By client the validation score that selected the round; empty without validation rows."""
-
-    @property
-    @abstractmethod
-    def standard_baselines(self) -> tuple[list[baselines.Baseline], list[str]]:
-        """The standard models that this run can be compared with, and what was left out."""
-
-    @abstractmethod
-    def personal(self, client: str) -> Tree:
-        """What a client's model consists of: `theta: [d]`, and what else its method predicts with, such as a memory."""
-
-    @abstractmethod
-    def view_model(self, client: str) -> nn.Module:
-        """A client's model to be used as it is: it shares what is frozen with the modules of all clients."""
-
-    def source(self, client: str) -> Source:
-        """The method and the kind of model that answer for a client."""
-        return Source(self.summary.method.lower(), self.summary.selection.chosen)
-
-    @property
-    @abstractmethod
-    def errors(self) -> list[NDArray[Any]]:
-        """[n, C] each client's answers to its test rows less the truth, in its unit; none if they were not kept."""
-
-    @property
-    def layout(self) -> Layout:
-        """Where each tensor and each layer of a model lies in theta."""
-        return self.architecture.layout
-
-    def name(self, client: int | str | None = None, position: int | None = None) -> str:
-        """A client's name, by itself or by its position; raises UsageError, with the nearest, for an unknown one."""
-        return self.names[client_index(self.names, client, position)]
-
-    def theta(self, client: int | str | None = None, *, position: int | None = None) -> Tensor:
-        """[d] one client's personalised model: of the kind and round that validation prefers."""
-        theta: Tensor = self.personal(self.name(client, position)).theta
-        return theta
-
-    def model(self, client: int | str | None = None, *, position: int | None = None) -> nn.Module:
-        """The client's personalised model, as a plain module in evaluation mode: as scored."""
-        return duplicate(self.view_model(self.name(client, position)))
-
-    def predictor(
-        self,
-        client: int | str | None = None,
-        *,
-        position: int | None = None,
-        unknown: Unknown | None = None,
-        interval: float | None = None,
-    ) -> Predictor:
-        """What applies a client's model to new rows; without a client, that of the client whom each row names.
-
-        `unknown` says what becomes of rows of clients that the run does not know: `error`, `skip` or `mean`. With
-        `interval` answers that are numbers have bounds, between which this share of truths lies.
-        """
-        name = None if client is None and position is None else self.name(client, position)
-        predictor = Predictor.from_summary(self.summary, self.view_model, self.source, name, unknown)
-        return predictor if interval is None else replace(predictor, half=self._find_half_widths(interval))
-
-    def predict(
-        self,
-        client: int | str | None,
-        rows: Any,
-        unknown: Unknown | None = None,
-        interval: float | None = None,
-    ) -> Any:
-        """A client's answers to new rows, a frame of polars or pandas or x: [n, ...]; see `kinfed.runs.predictor`.
-
-        Without a client each row is answered by the model of the client that it names. `unknown` says what becomes
-        of rows of others, and `interval` asks for bounds of answers, see `predictor`.
-        """
-        return self.predictor(client, unknown=unknown, interval=interval)(rows)
-
-    def _find_half_widths(self, level: float) -> Tensor:
-        """See `prediction_intervals.find_half_widths`; raises UsageError if the run has no errors of test rows."""
-        if not isinstance(level, int | float) or not 0 < level < 1:
-            raise UsageError(f"interval is the share of truths between its bounds, such as 0.9; got {level!r:.80}")
-        if not self.errors:
-            task = (self.summary.data.task or {}).get("name")
-            why = {
-                "classification": "its answers are classes, each with a probability",
-                "quantiles": "its answers are quantiles, which are bounds already",
-            }.get(str(task), "it keeps no errors of test rows, as a run of a table or series does; run it again")
-            raise UsageError(f"{self.summary.out or 'the run'} has no intervals: {why}")
-        return torch.from_numpy(find_half_widths(self.errors, level))
-
-    @property
-    @abstractmethod
-    def scores(self) -> "DataFrame":
-        """Every score as a row of a polars frame: seed, round (from 1), client, model, split, metric, value.
-
-        A value is NaN where a client has no such score, as where it stays at its site.
-        """
-
-    def score(self, client: int | str | None = None) -> float:
-        """The test score of the chosen model, in the task's metric: of one client, or the mean over those that are
-        no attackers."""
-        model = self.summary.selection.chosen
-        if client is None:
-            return self.summary.honest_scores[model]["mean"]
-        return self.summary.clients.by_name(model)[self.name(client)]
-
-    def verdict(self, local: "Run", fedavg: "Run | None" = None) -> Verdict:
-        """What this run is worth over the best baseline without others, and over the best pooled one.
-
-        The former is one of the run of Local and the standard models for each client, the latter one of the run of
-        FedAvg and the standard models of all rows, on the same federation with the same seed.
-
-        Raises UsageError if these were tested on other examples.
-        """
-        others = [run for run in (local, fedavg) if run is not None]
-        mine = self.by_client
-        for other in others:
-            if other.names != self.names or not mine.is_of_the_same_examples(other.by_client):
-                raise not_comparable(self, other)
-        summary, candidates = self.summary, list[baselines.Baseline]()
-        for run in others:
-            candidates.append(baselines.Baseline.from_run(run.summary, run.by_client, run.validation, run is fedavg))
-        standard = next(filter(None, (run.standard_baselines[0] for run in (self, *others))), [])
-        floor = baselines.floor(
-            [[*candidates, *standard]],
-            summary.metric.higher_is_better,
-            summary.selection.higher_is_better,
-        )
-        notes = [] if standard else [baselines.NONE_STANDARD]
-        verdict = baselines.verdict(summary.method.lower(), summary.metric, [mine], floor, notes=notes)
-        assert verdict is not None  # as there is Local
-        return verdict
-
-
-def not_comparable(first: Run, second: Run) -> UsageError:
-    """The error for runs on other test examples."""
-    return UsageError(f"{second} was not tested on the examples of {first}; run both on the same federation")
-
-
-def client_index(names: Sequence[str], client: object = None, position: int | None = None) -> int:
-    """The position, from 0, of a client given by name, a number being the name of its digits, or by `position`.
-
-    Raises UsageError for one that is not there, or unless exactly one of both is given.
-    """
-    if (client is None) == (position is None):
-        raise UsageError(f"name one client, such as '{names[0]}', or give a position from 0, such as position=0")
-    if position is not None:
-        if not isinstance(position, Integral) or not -len(names) <= position < len(names):
-            raise UsageError(
-                f"there is no client at position {position!r:.80}; there are {several(len(names), 'client')}"
-            )
-        return int(position) % len(names)
-    if (name := known_name(str(client), names)) in names:
-        return list(names).index(name)
-    fix = f"; for its position, from 0, write position={client}" if isinstance(client, Integral) else ""
-    raise UsageError(f"there is no client '{client!s:.80}'; {nearest(str(client), names)}{fix}")
-
-
-@dataclass(frozen=True, repr=False)
-class OpenedRun(Run):
-    """A finished run, read from its folder.
-
-    In the folder of a choice a client may keep the model of Local or FedAvg: `of(client)` is the run that its model is
-    from, and `theta`, `personal` and `model` give the model that it keeps.
-    """
-
-    folder: RunFolder
-    summary: Summary
-    architecture: Model  # `layout` says where its tensors are in theta
-    method: Method | None  # None: models that predict as plain modules do, of a run that `kinfed.save` wrote
-    experiment: Experiment | None  # of its config; None without one
-    models_file: ModelsFile | None  # None: they stayed at the sites
-    _beside: dict[str, "OpenedRun"] = field(default_factory=dict, compare=False)
-
-    def __repr__(self) -> str:
-        return f"Run.open({str(self.folder)!r})"
-
-    @classmethod
-    def for_newcomers(cls, folder: str | Path) -> "OpenedRun":
-        """The run in a folder as newcomers need it, who join by what its server remembers.
-
-        A run of real sites has no models, as these stayed at the sites. Raises UsageError as `Run.open` does.
-        """
-        place = RunFolder(folder)
-        summary = place.read_summary()
-        if summary.sites is None:
-            return Run.open(folder)
-        experiment = _experiment(place)
-        model = model_for(experiment.method, _module(place, summary, experiment), None, torch.float32)
-        return cls(place, summary, model, experiment.method, experiment, None)
-
-    @property
-    def at_sites(self) -> bool:
-        """Whether its models and its clients' rows stayed at the sites of a real federation."""
-        return self.summary.sites is not None
-
-    @property
-    def names(self) -> list[str]:
-        return self.summary.clients.names
-
-    @property
-    def relation(self) -> Relation | None:
         if self.summary.relation is None or not self.folder.relations.exists():
             return None
         relations = self.folder.read_relations()
@@ -347,23 +168,26 @@ class OpenedRun(Run):
         return kept if isinstance(kept, NeighbourLists) else torch.from_numpy(kept)
 
     @property
-    def validation(self) -> dict[str, float]:
-        return self.folder.read_validation()
-
-    @property
     def scores(self) -> "DataFrame":
+        """Every score as a row of a polars frame: seed, round (from 1), client, model, split, metric, value.
+
+        A value is NaN where a client has no such score, as where it stays at its site.
+        """
         return add_seed(self.folder.read_rows(), self.summary.seeds[0])
 
     @property
-    def standard_baselines(self) -> tuple[list[baselines.Baseline], list[str]]:
-        return baselines.read(self.folder), []
+    def by_client(self) -> Tested:
+        """The test scores of the clients that are no attackers, and of test examples."""
+        return Tested.read(self.folder)
 
     @property
-    def by_client(self) -> Tested:
-        return Tested.read(self.folder)
+    def standard_baselines(self) -> tuple[list[baselines.Baseline], list[str]]:
+        """The standard models that this run can be compared with, and what was left out."""
+        return baselines.read(self.folder), []
 
     @cached_property
     def errors(self) -> list[NDArray[Any]]:
+        """[n, C] each client's answers to its test rows less the truth, in its unit; none if they were not kept."""
         mine = read_errors(self.folder.errors) or []
         if mine and len(mine) != len(self.names):
             raise self.folder.of_another(self.folder.errors)
@@ -398,7 +222,7 @@ class OpenedRun(Run):
         """The names of the classes in the order of the outputs, or their numbers; none where numbers are predicted."""
         return list(Answers.from_summary(self.summary, self.description).classes)
 
-    def find_kept_run(self, client: str) -> "OpenedRun":
+    def find_kept_run(self, client: str) -> "Run":
         """The run whose model a client keeps: this one, or after a choice that of Local or FedAvg beside it."""
         choice = read_json(self.folder.choice, "choose again")
         for name, key in (("local", "keep_own_model"), ("fedavg", "keep_fedavg_model")):
@@ -409,9 +233,16 @@ class OpenedRun(Run):
         return self
 
     def personal(self, client: str) -> Tree:
-        return self.find_kept_run(client)._personal(client)
+        """What a client's model consists of: `theta: [d]`, and what else its method predicts with, such as a memory."""
+        if (kept := self.find_kept_run(client)) is not self:
+            return kept.personal(client)
+        try:
+            return (self.models_file or ModelsFile(self.folder.models)).read_personal(client, self.architecture)
+        except UNREADABLE as problem:
+            raise _unfit(self.folder, problem) from None
 
     def view_model(self, client: str) -> nn.Module:
+        """A client's model to be used as it is: it shares what is frozen with the modules of all clients."""
         kept, personal = self.find_kept_run(client), self.personal(client)
         try:
             if kept.method is None:
@@ -420,26 +251,146 @@ class OpenedRun(Run):
         except (*UNREADABLE, AttributeError) as problem:
             raise _unfit(kept.folder, problem) from None
 
-    def source(self, client: str) -> Source:
-        kept = self.find_kept_run(client).summary
-        return Source(kept.method, kept.selection.chosen)
+    def name(self, client: int | str | None = None, position: int | None = None) -> str:
+        """A client's name, by itself or by its position; raises UsageError, with the nearest, for an unknown one."""
+        return self.names[client_index(self.names, client, position)]
 
-    def _personal(self, name: str) -> Tree:
-        """The same of this run itself."""
-        kind, tensors = self.architecture.theta.dtype, {}
-        try:
-            file = self.models_file or ModelsFile(self.folder.models)
-            keys = {**file.keys.get(ALL, {}), **file.keys.get(name, {})}
-            frozen = self.architecture.layout.frozen
-            arrays = {part: file.read(key) for part, key in keys.items() if part not in frozen}
-            for e in self.architecture.layout.entries:
-                tensors[e.name] = got = arrays.pop(e.name)
-                if got.shape != e.shape or got.dtype != (e.dtype or kind):
-                    wanted = e.dtype or "floating-point"
-                    raise TypeError(f"'{e.name}' is {got.dtype} {list(got.shape)}, not {wanted} {list(e.shape)}")
-        except UNREADABLE as problem:
-            raise _unfit(self.folder, problem) from None
-        return trees.nest({"theta": self.architecture.layout.flatten(tensors), **arrays})
+    def theta(self, client: int | str | None = None, *, position: int | None = None) -> Tensor:
+        """[d] one client's personalised model: of the kind and round that validation prefers."""
+        theta: Tensor = self.personal(self.name(client, position)).theta
+        return theta
+
+    def model(self, client: int | str | None = None, *, position: int | None = None) -> nn.Module:
+        """The client's personalised model, as a plain module in evaluation mode: as scored."""
+        return duplicate(self.view_model(self.name(client, position)))
+
+    def predictor(
+        self,
+        client: int | str | None = None,
+        *,
+        position: int | None = None,
+        unknown: Unknown | None = None,
+        interval: float | None = None,
+    ) -> Predictor:
+        """What applies a client's model to new rows; without a client, that of the client whom each row names.
+
+        `unknown` says what becomes of rows of clients that the run does not know: `error`, `skip` or `mean`. With
+        `interval` answers that are numbers have bounds, between which this share of truths lies.
+        """
+
+        def find_source(client: str) -> Source:
+            kept = self.find_kept_run(client).summary
+            return Source(kept.method, kept.selection.chosen)
+
+        name = None if client is None and position is None else self.name(client, position)
+        predictor = Predictor.from_summary(self.summary, self.view_model, find_source, name, unknown)
+        return predictor if interval is None else replace(predictor, half=_find_half_widths(self, interval))
+
+    def predict(
+        self,
+        client: int | str | None,
+        rows: Any,
+        unknown: Unknown | None = None,
+        interval: float | None = None,
+    ) -> Any:
+        """A client's answers to new rows, a frame of polars or pandas or x: [n, ...]; see `kinfed.runs.predictor`.
+
+        Without a client each row is answered by the model of the client that it names. `unknown` says what becomes
+        of rows of others, and `interval` asks for bounds of answers, see `predictor`.
+        """
+        return self.predictor(client, unknown=unknown, interval=interval)(rows)
+
+    def score(self, client: int | str | None = None) -> float:
+        """The test score of the chosen model, in the task's metric: of one client, or the mean over those that are
+        no attackers."""
+        model = self.summary.selection.chosen
+        if client is None:
+            return self.summary.honest_scores[model]["mean"]
+        return self.summary.clients.by_name(model)[self.name(client)]
+
+    def verdict(self, local: "Run", fedavg: "Run | None" = None) -> Verdict:
+        """What this run is worth over the best baseline without others, and over the best pooled one.
+
+        The former is one of the run of Local and the standard models for each client, the latter one of the run of
+        FedAvg and the standard models of all rows, on the same federation with the same seed.
+
+        Raises UsageError if these were tested on other examples.
+        """
+        others = [run for run in (local, fedavg) if run is not None]
+        mine = self.by_client
+        for other in others:
+            if other.names != self.names or not mine.is_of_the_same_examples(other.by_client):
+                raise not_comparable(self, other)
+        summary, candidates = self.summary, [make_baseline(run, run is fedavg) for run in others]
+        standard = next(filter(None, (run.standard_baselines[0] for run in (self, *others))), [])
+        floor = baselines.floor(
+            [[*candidates, *standard]],
+            summary.metric.higher_is_better,
+            summary.selection.higher_is_better,
+        )
+        notes = [] if standard else [baselines.NONE_STANDARD]
+        verdict = baselines.verdict(summary.method, summary.metric, [mine], floor, notes=notes)
+        assert verdict is not None  # as there is Local
+        return verdict
+
+
+def open_seeds(folder: RunFolder) -> list[Run]:
+    """The finished runs in a folder, one for each seed."""
+    return [Run(seed) for seed in folder.seeds() or [folder]]
+
+
+def make_baseline(run: Run, pools: bool) -> baselines.Baseline:
+    """A finished run of Local or FedAvg, with one seed, as a baseline; `pools`: it learns from all clients."""
+    method = run.summary.method
+    return baselines.Baseline(baselines.NAMES.get(method, method), pools, False, _read_validation(run), run.by_client)
+
+
+def _read_validation(run: Run) -> dict[str, float]:
+    """By client the validation score that selected the chosen model's round; empty without validation rows."""
+    selection, selected = run.summary.selection, run.summary.chosen_scores
+    if "validation" not in selected:
+        return {}
+    rows = run.scores.filter(round=int(selected["round"]), model=selection.chosen)
+    rows, attackers = rows.filter(split="validation", metric=selection.by), list_attackers(run.summary)
+    return {name: value for name, value in rows.select("client", "value").iter_rows() if name not in attackers}
+
+
+def not_comparable(first: Run, second: Run) -> UsageError:
+    """The error for runs on other test examples."""
+    return UsageError(f"{second} was not tested on the examples of {first}; run both on the same federation")
+
+
+def _find_half_widths(run: Run, level: float) -> Tensor:
+    """See `prediction_intervals.find_half_widths`; raises UsageError if the run has no errors of test rows."""
+    if not isinstance(level, int | float) or not 0 < level < 1:
+        raise UsageError(f"interval is the share of truths between its bounds, such as 0.9; got {level!r:.80}")
+    if not run.errors:
+        task = (run.summary.data.task or {}).get("name")
+        why = {
+            "classification": "its answers are classes, each with a probability",
+            "quantiles": "its answers are quantiles, which are bounds already",
+        }.get(str(task), "it keeps no errors of test rows, as a run of a table or series does; run it again")
+        raise UsageError(f"{run.summary.out or 'the run'} has no intervals: {why}")
+    return torch.from_numpy(find_half_widths(run.errors, level))
+
+
+def client_index(names: Sequence[str], client: object = None, position: int | None = None) -> int:
+    """The position, from 0, of a client given by name, a number being the name of its digits, or by `position`.
+
+    Raises UsageError for one that is not there, or unless exactly one of both is given.
+    """
+    if (client is None) == (position is None):
+        raise UsageError(f"name one client, such as '{names[0]}', or give a position from 0, such as position=0")
+    if position is not None:
+        if not isinstance(position, Integral) or not -len(names) <= position < len(names):
+            raise UsageError(
+                f"there is no client at position {position!r:.80}; there are {several(len(names), 'client')}"
+            )
+        return int(position) % len(names)
+    if (name := known_name(str(client), names)) in names:
+        return list(names).index(name)
+    fix = f"; for its position, from 0, write position={client}" if isinstance(client, Integral) else ""
+    raise UsageError(f"there is no client '{client!s:.80}'; {nearest(str(client), names)}{fix}")
 
 
 class FinalServer:
@@ -448,7 +399,7 @@ class FinalServer:
     All are from the state that its folder keeps.
     """
 
-    def __init__(self, saved: OpenedRun, task: Task) -> None:
+    def __init__(self, saved: Run, task: Task) -> None:
         """Raises UsageError if the run kept no state, or has no config."""
         experiment, method = saved.experiment, saved.method
         if experiment is None or method is None:

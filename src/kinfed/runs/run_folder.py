@@ -227,15 +227,6 @@ class RunFolder:
             values[:, np.isin(summary.clients.names, attackers)] = np.nan
         return rounds.to_numpy(), values
 
-    def read_validation(self) -> dict[str, float]:
-        """By client the validation score that selected the chosen model's round; empty without validation rows."""
-        summary = self.read_summary()
-        if "validation" not in summary.chosen_scores or not self.history.exists():
-            return {}
-        rounds, values = self.read_scores(summary.selection.chosen, summary.selection.by, "validation", missing=True)
-        at = rounds.tolist().index(int(summary.chosen_scores["round"])) if len(values) else 0
-        return dict(zip(summary.clients.names, values[at].tolist(), strict=True)) if len(values) else {}
-
     def read_rows(self) -> "DataFrame":
         """All scores of a run with one seed, see `score_rows.read_rows`; raises UsageError if some are not there."""
         try:

@@ -11,6 +11,7 @@ from torch.func import vmap
 
 from ..core.history import History
 from ..core.metrics import calibration_errors
+from ..core.summary import Summary
 from ..core.tasks import Classification, Task
 from ..data.federation import Federation
 from ..errors import UsageError
@@ -18,7 +19,6 @@ from ..verdict import class_counts
 from ..verdict.dependence import INDEPENDENT, Blocks
 from ..verdict.statistics import interval
 from ..verdict.verdict import Evidence, evidence
-from .run_folder import RunFolder
 from .tested_examples import Tested
 
 Array = NDArray[Any]
@@ -30,9 +30,9 @@ MANY = 1 << 16  # test examples that are scored in one pass
 FEW = 512  # those that a module takes in one pass
 
 
-def chose_otherwise(repeats: Sequence[RunFolder], model: str) -> str:
+def chose_otherwise(summaries: Sequence[Summary], model: str) -> str:
     """The models that a run chose with each seed, to be read by people; empty if all of them are `model`."""
-    chosen = [repeat.read_summary().selection.chosen for repeat in repeats]
+    chosen = [summary.selection.chosen for summary in summaries]
     return ", ".join(f"'{name}'" for name in chosen) if set(chosen) - {model} else ""
 
 

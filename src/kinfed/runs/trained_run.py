@@ -1,7 +1,7 @@
 """A run that has just been trained."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -45,9 +45,9 @@ SCALED = "columns are scaled by statistics of all training rows, which the epsil
 class TrainedRun(Run):
     """A run that has just been trained: with its federation and its whole history."""
 
-    method: Method
+    method: Method = field()  # without a default, which it would take from `Run`
     federation: Federation
-    architecture: Model
+    architecture: Model = field()
     history: History
     seed: int
     cost: RunCost
@@ -74,6 +74,9 @@ class TrainedRun(Run):
 
     def view_model(self, client: str) -> nn.Module:
         return export(self.method, self.architecture, self.personal(client))
+
+    def find_kept_run(self, client: str) -> Run:
+        return self
 
     def score_examples(self, split: str = "test") -> list[Tensor]:
         """The score of every example of a split in the task's metric: [n] for each client, by its chosen model.
@@ -156,11 +159,6 @@ class TrainedRun(Run):
     def scores(self) -> "DataFrame":
         return add_seed(make_rows(self.history), self.seed)
 
-    @property
-    def validation(self) -> dict[str, float]:
-        values = self.history.validation()
-        return {} if values is None else dict(zip(self.names, values.tolist(), strict=True))
-
     @cached_property
     def standard_baselines(self) -> tuple[list[Baseline], list[str]]:
         """The standard models on this run's federation, with the score that selects, and what was left out."""
@@ -209,7 +207,7 @@ class TrainedRun(Run):
             }
         return summarise_history(
             history,
-            method=type(self.method).__name__,
+            method=type(self.method).__name__.lower(),
             seeds=[self.seed],
             scores=scores,
             intervals=intervals(history),

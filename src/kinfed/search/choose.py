@@ -32,7 +32,7 @@ from ..runs.baselines import Baseline, floor, rows, standard_baselines, verdict
 from ..runs.config.experiment import CLIP, default_model
 from ..runs.config.named_baselines import read_baselines
 from ..runs.reference_runs import BASES
-from ..runs.run import client_index
+from ..runs.run import client_index, make_baseline
 from ..runs.standard_models import LONGEST, TREES
 from ..runs.test_scores import NO_STANDARD, NO_VERDICT
 from ..runs.tested_examples import Tested
@@ -551,10 +551,7 @@ def _judge(
     candidates: int,
 ) -> Verdict | None:
     """What the choice is worth, each client keeping the model of its answer; None without any baseline."""
-    baselines = [
-        Baseline.from_run(base.summary, base.by_client, base.validation, name == "fedavg")
-        for name, base in bases.items()
-    ]
+    baselines = [make_baseline(base, name == "fedavg") for name, base in bases.items()]
     highest, method = run.federation.task.higher_is_better, winner.candidate.method_name
     return verdict(
         winner.candidate.title or method,

@@ -9,7 +9,7 @@ from .. import __version__
 from ..core.summary import list_attackers
 from ..data.tables.columns import Calendar, Category, Number
 from ..errors import UsageError, several
-from ..runs.run import OpenedRun
+from ..runs.run import Run
 from ..runs.run_folder import RunFolder
 from .pipeline import onnx_outputs
 
@@ -17,16 +17,16 @@ MOST = 5  # clients that a card lists
 CLOCK = "the time of day, from 0 to 1"
 
 
-def card(saved: OpenedRun, client: str, path: Path, digest: str, licence: str = "", gap: float | None = None) -> str:
+def card(saved: Run, client: str, path: Path, digest: str, licence: str = "", gap: float | None = None) -> str:
     """The card of a client's exported model."""
-    kept, source = saved.find_kept_run(client), saved.source(client)
+    kept = saved.find_kept_run(client)
     summary = kept.summary
     facts = {
         "licence": licence or "(none given: fill in under which licence the model may be used)",
         "file": path.name,
         "sha256": digest,
         "client": client,
-        "method": f"{source.method}, model '{source.model}'",
+        "method": f"{summary.method}, model '{summary.selection.chosen}'",
         "round": f"{summary.chosen_scores.get('round', '?')} of {summary.rounds}",
         "data": _data(saved),
         "parameters": f"{summary.cost.parameters:,}",
@@ -52,7 +52,7 @@ def _cell(text: object) -> str:
     return " ".join(str(text).replace("|", "\\|").split())
 
 
-def _data(saved: OpenedRun) -> str:
+def _data(saved: Run) -> str:
     dataset = saved.summary.data.federation.get("dataset", {})
     path = f" ({dataset['path']})" if isinstance(dataset, dict) and "path" in dataset else ""
     return f"{saved.summary.data.dataset}{path}, {several(saved.summary.data.clients, 'client')}"
@@ -66,7 +66,7 @@ def _score_of(folder: RunFolder, client: str) -> float | None:
     return None if summary.by_client is None else summary.clients.by_name(summary.selection.chosen).get(client)
 
 
-def _scores(saved: OpenedRun, client: str) -> list[str]:
+def _scores(saved: Run, client: str) -> list[str]:
     """A table of this model's test score, and those of Local and FedAvg for the same client."""
     folder, summary = saved.folder, saved.find_kept_run(client).summary
     places = {f"this model ({summary.method})": saved.find_kept_run(client).folder}
@@ -82,7 +82,7 @@ def _scores(saved: OpenedRun, client: str) -> list[str]:
     return [*rows, "", f"A {better} score is better."]
 
 
-def _listens(kept: OpenedRun, client: str) -> list[str]:
+def _listens(kept: Run, client: str) -> list[str]:
     """The clients with the largest weights in this one's model."""
     try:
         relations = kept.folder.read_relations()
@@ -96,7 +96,7 @@ def _listens(kept: OpenedRun, client: str) -> list[str]:
     return [f"The largest weights in its mixture ({relations.origin} relation{layers}):", "", *listed]
 
 
-def _cautions(saved: OpenedRun, kept: OpenedRun) -> list[str]:
+def _cautions(saved: Run, kept: Run) -> list[str]:
     warnings = [kept.summary.selection.caution] if kept.summary.selection.caution else []
     warnings += kept.summary.warnings
     attackers = list_attackers(saved.summary)
@@ -108,7 +108,7 @@ def _cautions(saved: OpenedRun, kept: OpenedRun) -> list[str]:
     return [f"- {_cell(text)}" for text in [general, *warnings]]
 
 
-def _use(saved: OpenedRun, path: Path, client: str, gap: float | None) -> list[str]:
+def _use(saved: Run, path: Path, client: str, gap: float | None) -> list[str]:
     description, named = saved.description, _windows(saved, client)
     if path.suffix == ".safetensors":
         return [
@@ -136,7 +136,7 @@ def _use(saved: OpenedRun, path: Path, client: str, gap: float | None) -> list[s
     return lines
 
 
-def _windows(saved: OpenedRun, client: str) -> list[str]:
+def _windows(saved: Run, client: str) -> list[str]:
     """A line on each input of a window's steps; none of other examples."""
     predictor = saved.predictor(client)
     if predictor.series is not None:

@@ -10,7 +10,7 @@ from urllib.parse import quote
 from ..core import checkpoint, trees
 from ..errors import RunError, UsageError, log_failure, several
 from ..files import replacing, together
-from ..runs.run import OpenedRun
+from ..runs.run import Run
 from . import onnx_file
 from .card import card
 from .pipeline import Whole
@@ -31,7 +31,7 @@ class Exported(NamedTuple):
 
 
 def export(
-    saved: OpenedRun, clients: Sequence[str], kind: Format, out: Path, licence: str = "", again: bool = False
+    saved: Run, clients: Sequence[str], kind: Format, out: Path, licence: str = "", again: bool = False
 ) -> list[Exported]:
     """Write the model of each client into the folder `out`, and its card.
 
@@ -68,20 +68,21 @@ def export(
 
 
 def _write_export(
-    saved: OpenedRun, name: str, kind: Format, path: Path, written: Path, licence: str, forms: dict[Any, Any]
+    saved: Run, name: str, kind: Format, path: Path, written: Path, licence: str, forms: dict[Any, Any]
 ) -> Exported:
     """Write the model that will be at `path`, and its card; `forms` has the ONNX models of other clients."""
     begin, gap = time.perf_counter(), None
-    about = {"client": name, **saved.source(name)._asdict(), "made by": "kinfed"}
+    kept = saved.find_kept_run(name)
+    about = {"client": name, "method": kept.summary.method, "model": kept.summary.selection.chosen, "made by": "kinfed"}
     if kind == "safetensors":
         arrays = trees.pack(saved.personal(name))
         theta = arrays.pop("theta")
-        checkpoint.write({**saved.find_kept_run(name).architecture.all_tensors(theta), **arrays}, written, about)
+        checkpoint.write({**kept.architecture.all_tensors(theta), **arrays}, written, about)
     else:
         predictor = saved.predictor(name)
         pipeline = Whole(saved.view_model(name), predictor, name).eval()
         form = (
-            saved.find_kept_run(name).folder.path,
+            kept.folder.path,
             *((key, tuple(value.shape)) for key, value in pipeline.state_dict().items()),
         )
         if form not in forms:

@@ -21,7 +21,7 @@ from ..data.tables.schema import Description, Own
 from ..data.tables.words import Numbers, known_name
 from ..errors import UsageError, nearest
 from ..runs.config import experiment as config
-from ..runs.run import OpenedRun
+from ..runs.run import Run
 
 FEWEST = 5  # examples from which some are for validation
 
@@ -48,13 +48,13 @@ class Newcomer:
         return Federation(self.x, self.y, rows, self.task, (self.name,), classes=classes, weights=self.weights)
 
 
-def of_table(saved: OpenedRun, path: Path, edges: Path | None) -> list[Newcomer]:
+def of_table(saved: Run, path: Path, edges: Path | None) -> list[Newcomer]:
     """The newcomers in a file: one for each name in its column of clients, or without that column a single one.
 
     Everything is done to its rows that was done to training rows. Raises UsageError for rows that do not fit.
     """
     description, experiment = saved.description, saved.experiment
-    if description is None and saved.at_sites:
+    if description is None and saved.summary.sites is not None:
         raise UsageError(
             f"{saved.folder} was not trained on tables whose rows are examples, so no newcomer's file can be read as "
             "its sites' were"
@@ -129,7 +129,7 @@ def scale_of(description: Description, cells: Mapping[str, Numbers], rows: Tenso
     return scales
 
 
-def _links(saved: OpenedRun, owners: list[str], edges: Path | None) -> list[tuple[Tensor, Tensor] | None]:
+def _links(saved: Run, owners: list[str], edges: Path | None) -> list[tuple[Tensor, Tensor] | None]:
     """What a file of links says of each newcomer and the clients of the run."""
     if edges is None:
         return [None] * len(owners)
@@ -142,10 +142,10 @@ def _links(saved: OpenedRun, owners: list[str], edges: Path | None) -> list[tupl
     return links
 
 
-def of_run(saved: OpenedRun, data_dir: Path | None, wanted: Sequence[str] = ()) -> list[Newcomer]:
+def of_run(saved: Run, data_dir: Path | None, wanted: Sequence[str] = ()) -> list[Newcomer]:
     """The clients of the run's own data that were left out of it; all of them, or those that are `wanted`."""
     experiment = saved.experiment
-    if saved.at_sites:
+    if saved.summary.sites is not None:
         raise UsageError(f"the rows of {saved.folder} stayed at its sites: name the newcomer's own with --data FILE")
     if experiment is None or not experiment.newcomers:
         raise UsageError(
@@ -182,7 +182,7 @@ def of_run(saved: OpenedRun, data_dir: Path | None, wanted: Sequence[str] = ()) 
     return result
 
 
-def _shuffle(rows: Tensor, saved: OpenedRun, name: str) -> Tensor:
+def _shuffle(rows: Tensor, saved: Run, name: str) -> Tensor:
     """Rows in an order that is the same for every number of shots."""
     draw = generator(saved.summary.seeds[0], "newcomer", int(tags([name])[0]))
     return rows[torch.randperm(len(rows), generator=draw)]

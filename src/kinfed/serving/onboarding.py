@@ -28,7 +28,7 @@ from ..methods.local import Local
 from ..runs.config import experiment as config
 from ..runs.config.plugins import short_name
 from ..runs.models_file import ALL, write_models
-from ..runs.run import FinalServer, OpenedRun, Run
+from ..runs.run import FinalServer, Run
 from ..runs.run_folder import RunFolder
 from ..simulation.execution import Execution
 from ..simulation.simulation import Simulation
@@ -53,7 +53,7 @@ class Outcome(NamedTuple):
 class FrozenServer(FinalServer):
     """A finished federation that newcomers join one by one, each as if it were the only one; nothing else changes."""
 
-    def __init__(self, saved: OpenedRun, task: Task, execution: Execution = Execution()) -> None:
+    def __init__(self, saved: Run, task: Task, execution: Execution = Execution()) -> None:
         """Raises UsageError if the run kept no state, or if its method has nothing for a newcomer."""
         if saved.method is not None and (why := Admits.from_method(saved.method).refuses):
             raise UsageError(f"{saved.folder} was trained by {saved.summary.method}, which no newcomer can join: {why}")
@@ -68,7 +68,7 @@ class FrozenServer(FinalServer):
     def bare(self) -> Model:
         """The module as Local and FedAvg train it: without layers that the method adds; beside a choice their own."""
         beside, experiment, summary = self.saved.folder.reference("fedavg"), self.experiment, self.saved.summary
-        if beside.is_finished and not self.saved.at_sites:
+        if beside.is_finished and self.saved.summary.sites is None:
             experiment, summary = config.of_run(beside.config), beside.read_summary()
         return Model(experiment.architecture(summary), dtype=self.model.theta.dtype)
 
@@ -180,9 +180,9 @@ class FrozenServer(FinalServer):
         beside = self.saved.folder.reference("fedavg")
         if self.name == "fedavg" or not beside.is_finished:
             return None
-        if not self.saved.at_sites:
+        if self.saved.summary.sites is None:
             return Run.open(beside.path).theta(position=0)
-        other = FrozenServer(OpenedRun.for_newcomers(beside.path), self.task, self.execution)
+        other = FrozenServer(Run(beside), self.task, self.execution)
         return other.as_sent(other.method.send(other.roster, other.server, other.roster.everyone[:1]))
 
     def best_existing(self, newcomer: Newcomer, count: int) -> tuple[str, float]:
@@ -207,7 +207,7 @@ def onboard(frozen: FrozenServer, newcomer: Newcomer, count: int, rounds: int | 
             result[frozen.name + TUNED] = frozen.score_tuned(newcomer, count, personal.theta, frozen.model)
     if count:
         result[ALONE] = frozen.trained_alone(newcomer, count, rounds)
-        if not frozen.saved.at_sites:
+        if frozen.saved.summary.sites is None:
             best, result[BEST] = frozen.best_existing(newcomer, count)
     if (theta := frozen.fedavg_model) is not None:
         result[SHARED] = frozen.score(newcomer, lambda x: frozen.bare(theta, x))

@@ -14,7 +14,7 @@ from ...methods.solved.generalised import Estimates
 from ...methods.solved.laplace import from_outputs, takes
 from ...methods.solved.mixed_model import MixedModel
 from ...methods.solved.partial_pooling import coefficients_of
-from ...runs.run import FinalServer, OpenedRun, Run
+from ...runs.run import FinalServer, Run
 from ...runs.run_folder import RunFolder
 from ..tables.text_table import Grid
 
@@ -56,7 +56,7 @@ class MixedEffects(NamedTuple):
         return cls.from_run(Run.open(folder.path), client)
 
     @classmethod
-    def from_run(cls, saved: OpenedRun, client: str) -> "MixedEffects":
+    def from_run(cls, saved: Run, client: str) -> "MixedEffects":
         """Those of a run of `mixed-model`; raises UsageError unless its model is one linear layer on a table."""
         client = saved.name(client)
         final = FinalServer(saved, saved.task)
@@ -195,7 +195,7 @@ def _read_generalised(method: MixedModel, server: Any) -> _Parameters:
     return _Parameters(fixed, uncertainty, covariance, spread, float(server.deviance), None, 0.0)
 
 
-def _name_predictor(saved: OpenedRun) -> str:
+def _name_predictor(saved: Run) -> str:
     """What coefficients of labels and counts add up to."""
     if isinstance(saved.task, Counts):
         return "the logarithm of the expected count"
@@ -203,7 +203,7 @@ def _name_predictor(saved: OpenedRun) -> str:
     return f"the log odds of '{classes[1]}' over '{classes[0]}'" if isinstance(classes, list) and classes else ""
 
 
-def _units(saved: OpenedRun, inputs: int) -> tuple[list[str], Array, Array]:
+def _units(saved: Run, inputs: int) -> tuple[list[str], Array, Array]:
     """[f] names, the constant last; matrix [f, f] and origin [f] that make coefficients of columns as they are."""
     scale = saved.summary.data.scale or {}
     parts = scale.get("inputs", {}) if saved.description is not None else {}

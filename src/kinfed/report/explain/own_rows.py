@@ -11,7 +11,7 @@ from ...core.sharing import unwrap
 from ...data.tables.schema import Description
 from ...models.additive import Additive
 from ...models.log_linear import LogLinear
-from ...runs.run import FinalServer, OpenedRun, client_index
+from ...runs.run import FinalServer, Run, client_index
 from ..tables.text_table import Grid, number
 
 Array = NDArray[Any]
@@ -34,7 +34,7 @@ class OwnRows(NamedTuple):
     weights: Array  # [N, C]
 
     @classmethod
-    def from_run(cls, saved: OpenedRun) -> "OwnRows | None":
+    def from_run(cls, saved: Run) -> "OwnRows | None":
         """Those of a finished run; None if its method has no such weights, or if its state is not kept."""
         if not saved.folder.state.exists():
             return None

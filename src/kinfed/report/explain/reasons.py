@@ -14,7 +14,7 @@ from ...core.mixins import Explains
 from ...core.sharing import unwrap
 from ...errors import UsageError, note_failure
 from ...runs.relations_file import Relations
-from ...runs.run import FinalServer, OpenedRun, Run, client_index
+from ...runs.run import FinalServer, Run, client_index
 from ...runs.run_folder import RunFolder
 from ...verdict.graph_quality import label_overlap
 from ..tables.text_table import Grid, facts, number
@@ -189,7 +189,7 @@ def explain(
     )
 
 
-def _open_run(folder: RunFolder, notes: list[str]) -> tuple[OpenedRun | None, FinalServer | None]:
+def _open_run(folder: RunFolder, notes: list[str]) -> tuple[Run | None, FinalServer | None]:
     """The run, and its server after the last round, as far as they can be opened."""
     saved = server = None
     with note_failure(notes, "nothing but weights is known"):
@@ -201,7 +201,7 @@ def _open_run(folder: RunFolder, notes: list[str]) -> tuple[OpenedRun | None, Fi
 
 
 def _compare_models(
-    saved: OpenedRun | None, server: FinalServer | None, i: int, places: Sequence[int], notes: list[str]
+    saved: Run | None, server: FinalServer | None, i: int, places: Sequence[int], notes: list[str]
 ) -> tuple[str, Array | None]:
     """What the method compared: [N], if the run has left it; else how the saved models of these clients are alike."""
     if saved is None:
@@ -213,7 +213,7 @@ def _compare_models(
     weighs = "" if server is None else Explains.from_method(unwrap(server.method)).weighs
     why = weighs or f"the run kept nothing of what {saved.summary.method} compares"
     notes.append(f"{why}; saved models are compared instead")
-    learned = saved.layout.trainable
+    learned = saved.architecture.layout.trainable
     models = {j: saved.theta(position=j)[learned].double() for j in dict.fromkeys([i, *places])}
     values = np.full(len(saved.names), math.nan)
     if server is not None:

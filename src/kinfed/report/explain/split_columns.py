@@ -13,7 +13,7 @@ from ...errors import UsageError
 from ...methods.solved.personal_boosting import PersonalBoosting
 from ...methods.solved.standard import Standard
 from ...models.trees import split_variances
-from ...runs.run import OpenedRun, client_index
+from ...runs.run import Run, client_index
 from ..tables.text_table import Grid, number
 
 Array = NDArray[np.float64]
@@ -35,12 +35,12 @@ class SplitColumns(NamedTuple):
     weights: Array  # [N, C] of each client's; NaN of who keeps a model that is no trees
 
     @classmethod
-    def from_run(cls, saved: OpenedRun) -> "SplitColumns | None":
+    def from_run(cls, saved: Run) -> "SplitColumns | None":
         """Those of a finished run; None if it grew no trees."""
         method = None if saved.method is None else unwrap(saved.method)
-        if not isinstance(method, PersonalBoosting | Standard) or "leaf" not in saved.layout.names:
+        if not isinstance(method, PersonalBoosting | Standard) or "leaf" not in saved.architecture.layout.names:
             return None
-        layout, names = saved.layout, list(saved.names)
+        layout, names = saved.architecture.layout, list(saved.names)
         grown = [i for i, name in enumerate(names) if saved.find_kept_run(name) is saved]
         theta = torch.stack([saved.theta(position=i).double().cpu() for i in grown])  # [G, d]
         inputs = _name_inputs(saved.description, layout.tensors(theta[0])["head.weight"].shape[1])

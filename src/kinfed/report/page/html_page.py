@@ -127,9 +127,8 @@ def _make_context(gathered: Gathered, lacking: Sequence[str]) -> dict[str, Any]:
     judged = _verdict(gathered)
     scale = _Forest([interval for row in rows for interval in (row.verdict or {}).get("over", {}).values()])
     headline, lead = _sentence(gathered, judged)
-    config = next(
-        (folder for folder in (RunFolder(main.folder), *main.folders) if folder.is_begun), RunFolder(main.folder)
-    )
+    folders = [RunFolder(main.folder), *(run.folder for run in main.runs)]
+    config = next((folder for folder in folders if folder.is_begun), folders[0])
     return {
         "about": _about(main),
         "headline": headline,
@@ -184,9 +183,9 @@ def _verdict(gathered: Gathered) -> dict[str, Any] | None:
     seeds = [seed for seed in row.seeds if seed in local and (fedavg is None or seed in fedavg)]
     if not seeds:
         return None
-    folders = [None if runs is None else {seed: runs[seed].folder for seed in seeds} for runs in (local, fedavg)]
-    assert folders[0] is not None
-    verdict = verdict_on(row, seeds, folders[0], folders[1], gathered.rows, gathered.candidates)
+    alone = {seed: local[seed].run for seed in seeds}
+    pooled = None if fedavg is None else {seed: fedavg[seed].run for seed in seeds}
+    verdict = verdict_on(row, seeds, alone, pooled, gathered.rows, gathered.candidates)
     return None if verdict is None else verdict.to_dict()
 
 
@@ -242,7 +241,7 @@ def _list_differences(row: Row, judged: dict[str, Any] | None) -> dict[str, dict
 
 def _by_example(row: Row) -> bool:
     """Whether single test examples tell which clients gain."""
-    return all(folder.tested.exists() for folder in row.folders)
+    return all(run.folder.tested.exists() for run in row.runs)
 
 
 def _cautions(gathered: Gathered) -> list[tuple[str, str]]:
@@ -273,7 +272,7 @@ def _cautions(gathered: Gathered) -> list[tuple[str, str]]:
 
 
 def _method(row: Row, label: str, scale: "_Forest", judged: bool) -> dict[str, Any]:
-    scores = [folder.read_summary().honest_scores[row.model] for folder in row.folders]
+    scores = [run.summary.honest_scores[row.model] for run in row.runs]
     worst, best = (float(sum(s.get(k, math.nan) for s in scores) / len(scores)) for k in ("worst5", "best5"))
     judgement = row.verdict or {}
     over = _list_differences(row, judgement)

@@ -29,7 +29,7 @@ from ...runs.tested_examples import Tested
 from ...verdict.graph_quality import find_communities, order_by_links
 from ..explain.own_rows import OwnRows
 from ..explain.split_columns import SplitColumns
-from ..tables.compare import floor_of, read_tested
+from ..tables.compare import floor_of
 from ..tables.run_rows import Row
 from .gather import Gathered
 
@@ -83,9 +83,9 @@ def contents(gathered: Gathered, parts_of_page: int = 1) -> tuple[dict[str, Any]
     A page of several parts has as many curves and links in all as one of a single part.
     """
     main = gathered.rows[gathered.main]
-    tested = [dict(zip(row.seeds, read_tested(row, row.seeds), strict=True)) for row in gathered.rows]
-    first = main.folders[0]
-    summary, facts, notes = first.read_summary(), first.read_clients(), list[str]()
+    tested = [{seed: clients.run.by_client for seed, clients in row.by_seed.items()} for row in gathered.rows]
+    first = main.runs[0].folder
+    summary, facts, notes = main.summary, first.read_clients(), list[str]()
     names = summary.clients.names
     facts = facts if facts.get("names") == names else {}
     parts = _parts(names, facts, first, _scores(tested[gathered.main], names), notes)
@@ -195,8 +195,7 @@ def _read_baseline(gathered: Gathered) -> tuple[str, dict[int, Tested]]:
     seeds = [seed for seed in row.seeds if seed in local]
     if not seeds:
         return "", {}
-    folders = {seed: local[seed].folder for seed in seeds}
-    best = floor_of(row, seeds, folders, None, gathered.rows).alone
+    best = floor_of(row, seeds, {seed: local[seed].run for seed in seeds}, None, gathered.rows).alone
     return ("", {}) if best is None else (best.name, dict(zip(seeds, best.tested, strict=True)))
 
 
@@ -229,10 +228,10 @@ def _read_tests(folder: RunFolder, model: str, metrics: Sequence[str]) -> tuple[
 def _curves(row: Row, parts: Parts, most: int, notes: list[str]) -> dict[str, Any]:
     """Test score and loss by round: the mean over clients with the range over seeds, and every client's."""
     wanted = list(dict.fromkeys([row.metric.name, "loss"]))
-    read = [_read_tests(folder, row.model, wanted) for folder in row.folders]
+    read = [_read_tests(run.folder, row.model, wanted) for run in row.runs]
     rounds = read[0][0]
     read = [tests for tests in read if np.array_equal(tests[0], rounds)]
-    selected = [int(folder.read_summary().scores[row.model].get("round", rounds[-1])) for folder in row.folders]
+    selected = [int(run.summary.scores[row.model].get("round", rounds[-1])) for run in row.runs]
     at = _thin_out(len(rounds), max(2, most), [int(np.flatnonzero(rounds == r)[0]) for r in selected if r in rounds])
     if len(at) < len(rounds):
         notes.append(f"curves of single clients have {len(at)} of {len(rounds)} rounds, to keep this page small")
@@ -260,8 +259,7 @@ def _thin_out(count: int, most: int, needed: Sequence[int]) -> list[int]:
 
 def _show_relation(row: Row, parts: Parts, most: int, notes: list[str]) -> dict[str, Any]:
     """The relation of the first seed in frames, one a round and layer; or what the method has instead."""
-    folder = row.folders[0]
-    summary = folder.read_summary()
+    folder, summary = row.runs[0].folder, row.summary
     result: dict[str, Any] = {}
     if (clusters := _clusters(folder)) is not None and parts.labels is None:
         result["clusters"] = clusters

@@ -11,11 +11,10 @@ import numpy as np
 
 from ...errors import UsageError, note_failure
 from ...runs import baselines
-from ...runs.baselines import Baseline
 from ...runs.reference_runs import BASES
+from ...runs.run import Run, make_baseline, open_seeds
 from ...runs.run_folder import RunFolder
 from ...runs.test_scores import chose_otherwise
-from ...runs.tested_examples import Tested
 from ...verdict.verdict import Verdict
 from .run_rows import Counts, Row, read, setting_of
 
@@ -96,7 +95,7 @@ def compare(folders: Sequence[Path], same_data: bool = False) -> Comparison:
 def _read_baselines(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """The standard models beside the first of these runs that has some, with means over its seeds."""
     for row in rows:
-        by_seed = [baselines.read(folder) for folder in row.folders]
+        by_seed = [baselines.read(run.folder) for run in row.runs]
         if lines := baselines.rows(by_seed, row.metric.higher_is_better):
             return lines
     return []
@@ -104,8 +103,7 @@ def _read_baselines(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 def _federation(folder: Path) -> dict[str, Any]:
     """What a finished run's summary says of its data."""
-    run = RunFolder(folder)
-    return (run.seeds() or [run])[0].read_summary().data.federation
+    return open_seeds(RunFolder(folder))[0].summary.data.federation
 
 
 def _note_scattered_seeds(folders: Sequence[Path]) -> list[str]:
@@ -150,18 +148,18 @@ def _judge(row: Row, rows: Sequence[Row], problems: list[str]) -> Row:
         return row
     local, fedavg = (_reference(row, rows, name) for name in BASES)
     if local is None:  # what the run itself found: real sites have compared themselves, and sent no scores of Local
-        verdicts_of_run = [folder.read_summary().verdict for folder in row.folders]
+        verdicts_of_run = [run.summary.verdict for run in row.runs]
         return replace(row, verdict=verdicts_of_run[0]) if len(verdicts_of_run) == 1 else row
     verdict = None
     with note_failure(problems, f"{row.name} has no verdict"):
         verdict = verdict_on(row, row.seeds, local, fedavg, [row, *rows])
     if verdict is None:
         return row
-    if chosen := chose_otherwise(row.folders, row.model):
+    if chosen := chose_otherwise([run.summary for run in row.runs], row.model):
         problems.append(
             f"{row.name}: its verdict is on the model that each seed chose ({chosen}), the scores on '{row.model}'"
         )
-    by_example = all(folder.tested.exists() for folder in (*row.folders, *local.values()))
+    by_example = all(run.folder.tested.exists() for run in (*row.runs, *local.values()))
     counts = Counts(len(verdict.gain), len(verdict.lose), paired=True) if by_example else row.counts
     return replace(row, verdict=verdict.to_dict(), counts=counts)
 
@@ -169,21 +167,21 @@ def _judge(row: Row, rows: Sequence[Row], problems: list[str]) -> Row:
 def verdict_on(
     row: Row,
     seeds: Sequence[int],
-    local: Mapping[int, RunFolder],
-    fedavg: Mapping[int, RunFolder] | None,
+    local: Mapping[int, Run],
+    fedavg: Mapping[int, Run] | None,
     rows: Sequence[Row],
     candidates: int = 1,
 ) -> Verdict | None:
     """The verdict on a row's runs, over the baselines of `floor_of`."""
-    against, mine = floor_of(row, seeds, local, fedavg, rows), read_tested(row, seeds)
+    against, mine = floor_of(row, seeds, local, fedavg, rows), [row.by_seed[seed].run.by_client for seed in seeds]
     return baselines.verdict(row.method, row.metric, mine, against, candidates=candidates, saved=row.method)
 
 
 def floor_of(
     row: Row,
     seeds: Sequence[int],
-    local: Mapping[int, RunFolder],
-    fedavg: Mapping[int, RunFolder] | None,
+    local: Mapping[int, Run],
+    fedavg: Mapping[int, Run] | None,
     rows: Sequence[Row],
 ) -> baselines.Floor:
     """The baselines of a row's runs, of these of Local and FedAvg, by seed, and the standard models beside any of rows.
@@ -192,31 +190,26 @@ def floor_of(
     """
     by_seed = []
     for seed in seeds:
-        runs = [Baseline.from_folder(folders[seed]) for folders in (local, fedavg) if folders is not None]
-        beside = (other.by_seed[seed].folder for other in rows if seed in other.by_seed)
+        runs = [make_baseline(run[seed], run is fedavg) for run in (local, fedavg) if run is not None]
+        beside = (other.by_seed[seed].run.folder for other in rows if seed in other.by_seed)
         by_seed.append([*runs, *next(filter(None, map(baselines.read, beside)), [])])
-    highest = next(iter(local.values())).read_summary().selection.higher_is_better
+    highest = next(iter(local.values())).summary.selection.higher_is_better
     return baselines.floor(by_seed, row.metric.higher_is_better, highest)
 
 
-def _reference(row: Row, rows: Sequence[Row], method: str) -> dict[int, RunFolder] | None:
+def _reference(row: Row, rows: Sequence[Row], method: str) -> dict[int, Run] | None:
     """The runs of a method with a row's seeds: the best such run of the same attack, or the one beside it."""
     candidates = [other for other in rows if other.method == method and set(row.seeds) <= set(other.seeds)]
     if candidates:
         same_attack = [other for other in candidates if other.attack == row.attack] or candidates
-        return {seed: same_attack[0].by_seed[seed].folder for seed in row.seeds}
+        return {seed: same_attack[0].by_seed[seed].run for seed in row.seeds}
     reference = RunFolder(row.folder).reference(method)
     if not reference.is_finished:
         return None
-    seeds = {run.read_summary().seeds[0]: run for run in reference.seeds() or [reference]}
+    seeds = {run.summary.seeds[0]: run for run in open_seeds(reference)}
     if not set(row.seeds) <= seeds.keys():  # one of them failed
         return None
     return {seed: seeds[seed] for seed in row.seeds}
-
-
-def read_tested(row: Row, seeds: Sequence[int]) -> list[Tested]:
-    """The test scores of a row's runs with these seeds."""
-    return [Tested.read(row.by_seed[seed].folder) for seed in seeds]
 
 
 def _rank_runs(rows: list[Row]) -> list[Row]:

@@ -28,11 +28,9 @@ def confusions(comparison: Comparison, client: str | None = None) -> list[Grid]:
 
 def _grid(name: str, row: Row, client: str | None, number: int | None) -> Grid:
     counts: Counter[tuple[str, str]] = Counter()
-    folders = row.folders
-    for folder in folders:
-        summary = folder.read_summary()
-        attackers = list_attackers(summary)
-        honest = [name for name in summary.clients.names if name not in attackers]
+    for run in row.runs:
+        folder, attackers = run.folder, list_attackers(run.summary)
+        honest = [name for name in run.names if name not in attackers]
         client = None if client is None else known_name(client, honest)
         if client is not None and client not in honest:
             raise UsageError(f"{folder} has no test scores of a client '{client}'; {nearest(client, honest)}")
@@ -44,12 +42,12 @@ def _grid(name: str, row: Row, client: str | None, number: int | None) -> Grid:
             raise UsageError(f"{folder} has no {folder.confusion.name}: {why}")
         for tested_client, truth, predicted, examples in read_confusion(folder.confusion):
             counts[truth, predicted] += examples * (tested_client in whose)
-    classes = folders[0].read_clients().get("classes") or sorted({label for pair in counts for label in pair})
+    classes = row.runs[0].folder.read_clients().get("classes") or sorted({label for pair in counts for label in pair})
     total, right = sum(counts.values()), sum(number for (truth, taken), number in counts.items() if truth == taken)
     who = f"client {client}" if client is not None else "all clients"
     notes = [f"{right:,} of {several(total, 'test example')} right; rows: the class, columns: what it was taken for"]
-    if len(folders) > 1:
-        notes.append(f"examples of {len(folders)} seeds together")
+    if len(row.runs) > 1:
+        notes.append(f"examples of {len(row.runs)} seeds together")
     records = [
         {"method": name, "truth": truth, "predicted": taken, "examples": counts[truth, taken]}
         for truth in classes

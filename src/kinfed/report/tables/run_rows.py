@@ -14,6 +14,7 @@ from ...core.round_selection import select_model
 from ...core.summary import Metric, Summary, list_attackers, list_warnings, over_seeds
 from ...data.split import Split
 from ...errors import UsageError, several
+from ...runs.run import Run, open_seeds
 from ...runs.run_folder import RunFolder
 
 Array = NDArray[np.float64]
@@ -36,7 +37,7 @@ class Clients(NamedTuple):
     names: tuple[str, ...]
     by_model: dict[str, Array]  # [N] in the run's metric, of each named model
     selecting: Array  # [N] the score that selected, of the model that is compared; NaN where a client has none
-    folder: RunFolder  # of the run
+    run: Run
 
 
 class Counts(NamedTuple):
@@ -81,9 +82,9 @@ class Row:
         return tuple(self.by_seed)
 
     @property
-    def folders(self) -> list[RunFolder]:
+    def runs(self) -> list[Run]:
         """Those of its seeds."""
-        return [clients.folder for clients in self.by_seed.values()]
+        return [clients.run for clients in self.by_seed.values()]
 
     @property
     def mean(self) -> float:
@@ -163,25 +164,21 @@ class Row:
 
 def read(folder: Path, federation: Mapping[str, Any] | None = None) -> Row:
     """A run's row, with nothing counted against Local yet; `federation` replaces what its summaries say of the data."""
-    run = RunFolder(folder)
-    summaries = {seed_folder.path: seed_folder.read_summary() for seed_folder in run.seeds() or [run]}
-    if federation is not None:
-        summaries = {
-            path: replace(summary, data=replace(summary.data, federation=dict(federation)))
-            for path, summary in summaries.items()
-        }
-    return make_row(folder, summaries)
+    return make_row(folder, open_seeds(RunFolder(folder)), federation)
 
 
-def make_row(folder: Path, summaries: Mapping[Path, Summary], model: str = "") -> Row:
-    """The row of a run by the summaries of its seeds; `model` is scored, or else the one that validation prefers."""
-    every = sorted(summaries.values(), key=lambda summary: summary.seeds[0])
+def make_row(folder: Path, runs: Sequence[Run], federation: Mapping[str, Any] | None = None, model: str = "") -> Row:
+    """The row of a run with each seed; `model` is scored, or else the one that validation prefers."""
+    for run in runs if federation is not None else ():
+        run.summary = replace(run.summary, data=replace(run.summary.data, federation=dict(federation or {})))
+    runs = sorted(runs, key=lambda run: run.summary.seeds[0])
+    every = [run.summary for run in runs]
     first = every[0]
     kinds = {(summary.method, setting_of(summary), _attack(summary), tuple(summary.scores)) for summary in every}
     if len(kinds) > 1 or len({summary.seeds[0] for summary in every}) < len(every):
         raise UsageError(f"the seed-* folders of {folder} are not one run repeated with different seeds")
     model = model or select_model(over_seeds([summary.scores for summary in every]), first.selection.higher_is_better)
-    by_seed = {summary.seeds[0]: _clients(path, summary, model) for path, summary in summaries.items()}
+    by_seed = {run.summary.seeds[0]: _clients(run, model) for run in runs}
     scores = [summary.honest_scores[model] for summary in every]
     means = {key: _mean([by_metric.get(key) for by_metric in scores]) for key in SCORES}
     selecting = [clients.selecting[np.isfinite(clients.selecting)] for clients in by_seed.values()]
@@ -190,7 +187,7 @@ def make_row(folder: Path, summaries: Mapping[Path, Summary], model: str = "") -
         str(folder),
         model,
         first,
-        dict(sorted(by_seed.items())),
+        by_seed,
         {key: mean for key, mean in means.items() if mean is not None},
         over_seeds=float(np.std([by_metric["mean"] for by_metric in scores], ddof=1)) if len(scores) > 1 else None,
         selected=_mean([float(scores_of_seed.mean()) if len(scores_of_seed) else None for scores_of_seed in selecting]),
@@ -229,8 +226,9 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return float(np.mean(present)) if present and len(present) == len(values) else None
 
 
-def _clients(folder: Path, summary: Summary, model: str) -> Clients:
+def _clients(run: Run, model: str) -> Clients:
     """The scores of the clients of one run with one seed."""
+    folder, summary = run.folder, run.summary
     clients, count = summary.clients, summary.data.clients
     scores = np.array(clients.scores.get(model, []), np.float64)
     selecting = scores
@@ -255,7 +253,7 @@ def _clients(folder: Path, summary: Summary, model: str) -> Clients:
         names,
         {name: honest(values_of_model) for name, values_of_model in clients.scores.items()},
         honest(selecting),
-        RunFolder(folder),
+        run,
     )
 
 

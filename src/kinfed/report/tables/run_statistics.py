@@ -9,7 +9,6 @@ import numpy as np
 
 from ...errors import UsageError, note_failure
 from ...runs.run_folder import RunFolder
-from ...runs.tested_examples import Tested
 from ...verdict import statistics as by
 from ...verdict.statistics import Array, Interval, Paired, Ranks
 from .compare import Comparison
@@ -122,7 +121,7 @@ def pair(mine: Row, other: Row) -> tuple[tuple[int, ...], Paired]:
     for seed in seeds:
         if unshared := sorted(set(mine.by_seed[seed].names) ^ set(other.by_seed[seed].names)):
             raise UsageError(f"only one of them has client '{unshared[0]}' with seed {seed}")
-        tested, others = (Tested.read(row.by_seed[seed].folder) for row in (mine, other))
+        tested, others = (row.by_seed[seed].run.by_client for row in (mine, other))
         if not tested.is_of_the_same_examples(others):
             raise UsageError(f"with seed {seed} they were not tested on the same examples")
     names = list(dict.fromkeys(name for seed in seeds for name in mine.by_seed[seed].names))
