@@ -1,5 +1,6 @@
 """Personal boosting by hand, against a second implementation with rows at hand, and at the ends it lies between."""
 
+import itertools
 import math
 
 import numpy as np
@@ -24,7 +25,7 @@ from kinfed.methods.solved.personal_boosting import (
     finer,
     leaf_sums,
 )
-from kinfed.models.trees import NOWHERE, Nodes, Trees, split_variances, trees
+from kinfed.models.trees import NOWHERE, Nodes, Trees, split_variances, trees, values
 from kinfed.simulation.simulation import Simulation
 from kinfed_flower import plan
 
@@ -376,3 +377,52 @@ def test_what_splits_do_to_answers_adds_up_to_their_variance():
     full, leaf = torch.zeros(5, 15), torch.randn(5, 16, 2, generator=draw)
     torch.testing.assert_close(split_variances(full, leaf).sum(1), leaf.var(1, correction=0).sum(1))
     assert split_variances(torch.full((1, 3), NOWHERE), leaf[:1, :4]).sum() == 0
+
+
+def shapley(answer, row, background):
+    """[f] exact Shapley values of the answer to a row, over all subsets of inputs taken from it."""
+    inputs, worth = range(len(row)), {}
+    for size in range(len(row) + 1):
+        for taken in itertools.combinations(inputs, size):
+            mixed = background.clone()
+            mixed[:, list(taken)] = row[list(taken)]
+            worth[frozenset(taken)] = answer(mixed).mean()
+    values = torch.zeros(len(row), dtype=row.dtype)
+    for taken, without in worth.items():
+        for i in {*inputs} - taken:
+            times = math.factorial(len(taken)) * math.factorial(len(row) - len(taken) - 1) / math.factorial(len(row))
+            values[i] += times * (worth[taken | {i}] - without)
+    return values
+
+
+def test_shap_values_of_a_clients_trees_are_shapley_values_by_enumeration():
+    """Missing numbers, nodes that do not split and splits on what is missing among them."""
+    shap = pytest.importorskip("shap")
+    draw = np.random.default_rng(6)
+    x, client = draw.normal(size=(240, 4)), np.arange(240) % 6
+    x[:, 1], x[:, 2] = draw.integers(0, 3, 240), draw.random(240) < 0.3
+    x[x[:, 2] > 0, 0] = 0.0
+    y = np.abs(x[:, 0]) * (client - 2) + 2 * x[:, 2] + (x[:, 1] > 1) * x[:, 3] + 0.1 * draw.normal(size=240)
+    made = module(4, 1, 25, 3, [(0, 2)])
+    thetas, _ = boosted(federation(x, y, client, Regression()), made, REFINED + 3 + 25, penalty=2.0)
+    made.load_state_dict(kinfed.Model(made).layout.tensors(thetas[4]))
+    assert 0 < float((made.threshold >= NOWHERE).double().mean()) < 1
+    rows, nodes = made.with_holes(torch.from_numpy(x)), Nodes(made.column, made.threshold, made.lost)
+    with torch.no_grad():
+        answers_of = made(torch.from_numpy(x))[:, 0]
+        answer = lambda z: values(made.leaf, nodes.find_leaf(z.T, 3)).sum(0)[:, 0]  # noqa: E731
+        explainer = shap.TreeExplainer(made.to_shap(), rows[:40].numpy(), feature_perturbation="interventional")
+        found = explainer.shap_values(rows.numpy())
+        for i in (0, 7, int(np.flatnonzero(x[:, 2])[0])):
+            expected = shapley(answer, rows[i], rows[:40])
+            np.testing.assert_allclose(found[i], expected.numpy(), atol=1e-6)
+        np.testing.assert_allclose(found.sum(1) + answers_of[:40].mean().item(), answers_of.numpy(), atol=1e-5)
+        halves = shap.TreeExplainer(made.to_shap())
+        total = halves.shap_values(rows.numpy()).sum(1) + halves.expected_value
+    np.testing.assert_allclose(total, answers_of.numpy(), atol=1e-5)
+    shares = torch.zeros(4).index_add_(
+        0, made.column.long().flatten(), split_variances(made.threshold, made.leaf.detach()).float().flatten()
+    )
+    assert ((np.abs(found).max(0) > 0) == (shares.numpy() > 0)).all()  # as `kinfed explain` has it
+    with pytest.raises(UsageError, match="this model has a linear layer that is not constant"):
+        Trees(2, 1, 1, 1, []).requires_grad_(False).apply(lambda m: [p.fill_(1.0) for p in m.parameters()]).to_shap()

@@ -2,8 +2,9 @@
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -60,6 +61,18 @@ class Trees(nn.Module):
         outputs: Tensor = self.head(x) + values(self.leaf, at).sum(0, dtype=exact).to(self.leaf.dtype)
         return outputs
 
+    def to_shap(self, output: int = 0) -> dict[str, Any]:
+        """The trees of an output as `shap.TreeExplainer` of the package shap takes them, of inputs `with_holes`.
+
+        A split counts as if it sent half of what reaches it either way, where the explainer is given no rows. Raises
+        UsageError if the linear layer is not constant.
+        """
+        if self.head.weight[output].any():
+            raise UsageError("shap explains trees alone, and this model has a linear layer that is not constant")
+        parts = (self.column, self.threshold, self.lost, self.leaf[..., output])
+        grown = [_list_nodes(*(part.tolist() for part in tree)) for tree in zip(*parts, strict=True)]
+        return {"trees": grown, "base_offset": self.head.bias[output].item()}
+
     def with_holes(self, x: Tensor) -> Tensor:
         """[B, inputs] with NaN in the place of each number that is missing."""
         if not self.holes:
@@ -67,6 +80,29 @@ class Trees(nn.Module):
         places, flags = torch.tensor(self.holes, device=x.device).T
         missing = x.index_select(1, flags) > 0.5
         return x.index_copy(1, places, torch.where(missing, math.nan, x.index_select(1, places)))
+
+
+def _list_nodes(column: list[float], threshold: list[float], lost: list[float], leaf: list[float]) -> dict[str, Any]:
+    """A tree as lists over those of its nodes that split, [J] each, and the leaves, [L], below them."""
+    names = "children_left", "children_right", "children_default", "features", "thresholds", "values"
+    made: dict[str, list[Any]] = {name: [] for name in (*names, "node_sample_weight")}
+
+    def add(j: int, share: float) -> int:
+        """Add a node and all below it; returns its place."""
+        while j < len(column) and threshold[j] >= NOWHERE and lost[j] < 0.5:
+            j = 2 * j + 1  # nothing splits here
+        place, splits = len(made["values"]), j < len(column)
+        about = (column[j], threshold[j], 0.0) if splits else (-2, -2.0, leaf[j - len(column)])
+        for name, entry in zip(made, (-1, -1, -1, int(about[0]), about[1], [about[2]], share), strict=True):
+            made[name].append(entry)
+        if splits:
+            sides = [add(2 * j + 1, share / 2), add(2 * j + 2, share / 2)]
+            made["children_left"][place], made["children_right"][place] = sides
+            made["children_default"][place] = sides[lost[j] > 0.5]
+        return place
+
+    add(0, 1.0)
+    return {name: np.array(values) for name, values in made.items()}
 
 
 class Nodes(NamedTuple):
