@@ -9,6 +9,7 @@ from kinfed.errors import note_failure
 from kinfed.report.tables.compare import Comparison, verdicts
 from kinfed.report.tables.run_rows import Clients, Row, make_row
 from kinfed.runs.run import Run
+from kinfed.runs.run_folder import RunFolder
 from kinfed.verdict.statistics import is_share, kendall
 
 from .published_table import Column
@@ -74,7 +75,9 @@ def _row(made: Reproduction, name: str, column: Column, measure: Measure) -> lis
         return []
     assert cell.experiment is not None
     federation = cell.experiment.table["federation"]  # in which all are alike, however old a summary is
-    row = make_row(made.folder(cell.row, column), list(map(Run, folders.values())), federation, cell.row.score)
+    row = make_row(
+        RunFolder(made.folder(cell.row, column)), list(map(Run, folders.values())), federation, cell.row.score
+    )
     share, clients = is_share(measure.score), dict(row.by_seed)
     for seed, models in made.clients(cell, measure.score).items():
         scores = {model: values * (1 if share else measure.times) for model, values in models.items()}

@@ -184,7 +184,7 @@ def test_spread_over_seeds_is_apart_from_spread_over_clients(tmp_path):
         write(tmp_path / "local" / f"seed-{seed}", "local", local, seed=seed)
     (rows,) = compare([tmp_path / "local", tmp_path / "fedamp"]).sets
     row = rows[0]
-    assert (row.method, row.seeds, row.folder) == ("fedamp", (0, 1, 2), str(tmp_path / "fedamp"))
+    assert (row.method, row.seeds, str(row.folder)) == ("fedamp", (0, 1, 2), str(tmp_path / "fedamp"))
     # Means 0.3, 0.6 and 0.9 over two clients each, which differ by 0.2, 0.4 and 0.
     assert row.mean == pytest.approx(0.6)
     assert row.over_seeds == pytest.approx(0.3)
@@ -291,7 +291,7 @@ def test_unfinished_runs_are_left_out_and_named(tmp_path):
         folder.mkdir(exist_ok=True)
         (folder / "config.toml").touch()
     found = compare([begun, done, repeated])
-    assert [[row.folder for row in rows] for rows in found.sets] == [[str(done)]]
+    assert [[str(row.folder) for row in rows] for rows in found.sets] == [[str(done)]]
     assert found.warnings[0] == f"left out, as not finished (kinfed resume continues them): {begun}, {repeated}"
     with pytest.raises(UsageError, match=r"no run is finished: .*begun; resume one: kinfed resume .*begun"):
         compare([begun])

@@ -195,7 +195,7 @@ def test_of_a_sweep_the_best_setting_of_each_method_is_shown(tmp_path, run_of):
         run_of(tmp_path / "runs" / "fedaghn" / f"lr={lr}", [[score, score - 0.1]])
     run_of(tmp_path / "runs" / "local" / "lr=0.1", [[0.4, 0.3]], method="local")
     gathered = gather([tmp_path])
-    assert [row.folder.rpartition("/")[2] for row in gathered.rows] == ["lr=0.2", "lr=0.1"]
+    assert [row.folder.path.name for row in gathered.rows] == ["lr=0.2", "lr=0.1"]
     assert "best of 2 settings" in gathered.notes[0]
 
 

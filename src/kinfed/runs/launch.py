@@ -3,7 +3,7 @@
 import shlex
 import shutil
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -25,6 +25,7 @@ from .config.experiment import Experiment, Table
 from .fit import fit
 from .pool import side_by_side
 from .results import identify, run_seeds, write_run
+from .run import Run
 from .run_folder import CANDIDATES, RunFolder
 from .test_scores import NO_STANDARD, NO_VERDICT, chose_otherwise
 
@@ -365,13 +366,13 @@ class _Run:
     def _conclude(self, summary: Summary, problems: Sequence[str]) -> Summary:
         """Write a finished run's summary with its verdict."""
         out, judgement, warnings = self.out, None, [*summary.warnings, *problems]
-        standard = self._standard_baselines(summary, warnings) if reference_runs.folders(out) else {}
+        runs = dict(zip(summary.seeds, map(Run, out.repeats(summary)), strict=True))
+        standard = self._standard_baselines(runs, warnings) if reference_runs.folders(out) else {}
         with note_failure(warnings, NO_VERDICT):
-            judgement = reference_runs.judge_run(
-                self.experiment, reference_runs.tested_by_seed(out, summary), standard, out
-            )
-        repeats = [repeat.read_summary() for repeat in out.repeats(summary)]
-        if judgement is not None and (chosen := chose_otherwise(repeats, summary.selection.chosen)):
+            tested = {seed: run.by_client for seed, run in runs.items()}
+            judgement = reference_runs.judge_run(self.experiment, tested, standard, out)
+        summaries = [run.summary for run in runs.values()]
+        if judgement is not None and (chosen := chose_otherwise(summaries, summary.selection.chosen)):
             warnings.append(
                 f"the verdict is on the model that each seed chose ({chosen}), the starred row on one for all"
             )
@@ -383,21 +384,19 @@ class _Run:
         out.tidy()
         return summary
 
-    def _standard_baselines(self, summary: Summary, warnings: list[str]) -> dict[int, list[Baseline]]:
+    def _standard_baselines(self, runs: Mapping[int, Run], warnings: list[str]) -> dict[int, list[Baseline]]:
         """The standard models of each seed, fitted and written where that has not been done."""
         by_seed = dict[int, list[Baseline]]()
-        for seed, folder in zip(summary.seeds, self.out.repeats(summary), strict=True):
+        for seed, run in runs.items():
             with note_failure(warnings, NO_STANDARD):
-                if not folder.baselines.exists():
-                    federation = self.experiment.federation(
-                        self.data_dir, seed, former=further_rounds.read_former(folder, seed)
-                    )
-                    made, left_out = baselines.standard_baselines(
-                        federation, summary.selection.by, named=self.experiment.baselines
-                    )
+                if not run.folder.baselines.exists():
+                    former = further_rounds.read_former(run.folder, seed)
+                    federation = self.experiment.federation(self.data_dir, seed, former=former)
+                    by = run.summary.selection.by
+                    made, left_out = baselines.standard_baselines(federation, by, named=self.experiment.baselines)
                     warnings += left_out
-                    baselines.write(folder, made)
-                by_seed[seed] = baselines.read(folder)
+                    baselines.write(run.folder, made)
+                by_seed[seed] = run.standard_baselines[0]
         return by_seed
 
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 
-from ..core.summary import Summary
 from ..data.federation import Federation
 from ..errors import UsageError
 from ..methods.fedavg import FedAvg
@@ -105,8 +104,3 @@ def judge_run(
     )
     method = plugins.short_name(experiment.method_name)
     return baselines.verdict(method, summary.metric, [mine[seed] for seed in seeds], floor, saved=method)
-
-
-def tested_by_seed(folder: RunFolder, summary: Summary) -> dict[int, Tested]:
-    """The test scores of a finished run by seed; the summary may not have been written yet."""
-    return {seed: Run(repeat).by_client for seed, repeat in zip(summary.seeds, folder.repeats(summary), strict=True)}

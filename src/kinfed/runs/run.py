@@ -100,8 +100,16 @@ class Run:
 
     @cached_property
     def experiment(self) -> Experiment | None:
-        """That of the config; None with a module of your own."""
-        return _experiment(self.folder) if self._module is None else None
+        """That of the config, by which architecture and method are made; None with a module of your own."""
+        if self._module is not None:
+            return None
+        if not self.folder.is_begun:
+            raise UsageError(
+                f"{self.folder} has no config.toml with the architecture, as kinfed.save writes none; pass the module: "
+                "kinfed.Run.open(folder, module)"
+            )
+        made = config.of_sites if "flower" in self.folder.read_config() else config.of_run
+        return made(self.folder.config)
 
     @cached_property
     def method(self) -> Method | None:
@@ -125,8 +133,10 @@ class Run:
     @cached_property
     def architecture(self) -> Model:
         """The model with the initial parameters; its `layout` says where each tensor is in theta."""
-        folder, file, names = self.folder, self.models_file, self.names
-        module = _module(folder, self.summary, self.experiment) if self.experiment else self._module
+        folder, file, names, data = self.folder, self.models_file, self.names, self.summary.data
+        if self.experiment is not None and (data.shape is None or data.outputs is None):
+            raise UsageError(f"{folder.summary} is not a run's summary: it has no 'shape' and 'outputs'")
+        module = self._module if self.experiment is None else self.experiment.architecture(self.summary)
         if not isinstance(module, nn.Module):
             raise UsageError(f"module must be an nn.Module, such as torch.nn.Linear(8, 2); got {module!r:.80}")
         if file is None:
@@ -426,23 +436,6 @@ class FinalServer:
         if self.state.names != self.saved.names:
             return None
         return Explains.from_method(self.method).own_weights(self.roster, self.server)
-
-
-def _experiment(folder: RunFolder) -> Experiment:
-    """The experiment of a run's config, by which its architecture and its method are made."""
-    if not folder.is_begun:
-        raise UsageError(
-            f"{folder} has no config.toml with the architecture, as kinfed.save writes none; pass the module: "
-            "kinfed.Run.open(folder, module)"
-        )
-    made = config.of_sites if "flower" in folder.read_config() else config.of_run
-    return made(folder.config)
-
-
-def _module(folder: RunFolder, summary: Summary, experiment: Experiment) -> nn.Module:
-    if summary.data.shape is None or summary.data.outputs is None:
-        raise UsageError(f"{folder.summary} is not a run's summary: it has no 'shape' and 'outputs'")
-    return experiment.architecture(summary)
 
 
 def _model(

@@ -55,11 +55,11 @@ def gather(
         )
     mine = named.sets[0]
     beside = [reference for base in BASES if (reference := _find_reference_run(mine, base)) is not None]
-    with_references = compare([*(Path(row.folder) for row in mine), *beside], same_data) if beside else named
+    with_references = compare([*(row.folder.path for row in mine), *beside], same_data) if beside else named
     setting = setting_of(mine[0].summary)
     rows = next(rows for rows in with_references.sets if setting_of(rows[0].summary) == setting)
-    at = [i for i, row in enumerate(rows) if row.folder == judged]
-    main, candidates = (at[0], 1) if at else _main(rows, {row.folder for row in mine})
+    at = [i for i, row in enumerate(rows) if str(row.folder) == judged]
+    main, candidates = (at[0], 1) if at else _main(rows, {str(row.folder) for row in mine})
     warnings = [warning for warning in with_references.warnings if not warning.startswith("Local is not")]
     return Gathered(rows, _labels(rows, labels or {}), main, candidates, [*notes, *warnings])
 
@@ -93,7 +93,7 @@ def _runs_in(path: Path, notes: list[str]) -> list[Path]:
         )
     compared = compare(finished)
     if len(compared.sets) > 1:
-        places = sorted({str(Path(row.folder).parent) for rows in compared.sets for row in rows})
+        places = sorted({str(row.folder.path.parent) for rows in compared.sets for row in rows})
         raise UsageError(
             f"{path} holds runs of different data, which differ in {compared.differing}; "
             f"name one of {', '.join(places[:12])}"
@@ -111,9 +111,9 @@ def _best_settings(rows: Sequence[Row], path: Path, notes: list[str]) -> list[Pa
         chosen = settings[0]
         if len(settings) > 1:
             chosen = max(settings, key=_validation_score)
-            name_of_best = Path(chosen.folder).name
+            name_of_best = chosen.folder.path.name
             notes.append(f"{name}: {name_of_best}, the best of {len(settings)} settings in {path} by validation score")
-        best.append(Path(chosen.folder))
+        best.append(chosen.folder.path)
     return best
 
 
@@ -129,24 +129,24 @@ def _find_reference_run(rows: Sequence[Row], base: str) -> Path | None:
     """The run of Local or FedAvg beside the first of these that has one; None if it is one of these itself."""
     if any(row.method == base for row in rows):
         return None
-    every = (RunFolder(row.folder).reference(base) for row in rows)
+    every = (row.folder.reference(base) for row in rows)
     return next((folder.path for folder in every if folder.is_finished), None)
 
 
 def _labels(rows: Sequence[Row], given: Mapping[str, str]) -> tuple[str, ...]:
     """A method's name, and the folder's where two runs have the same; or the name given for its folder."""
-    names = [given.get(row.folder, row.name) for row in rows]
+    names = [given.get(str(row.folder), row.name) for row in rows]
     return tuple(
-        f"{name}, {Path(row.folder).name}" if names.count(name) > 1 else name
+        f"{name}, {row.folder.path.name}" if names.count(name) > 1 else name
         for name, row in zip(names, rows, strict=True)
     )
 
 
 def _main(rows: Sequence[Row], named: set[str]) -> tuple[int, int]:
     """Which run is judged, and among how many it was chosen: a choice's winner, or the best by validation."""
-    mine = [i for i, row in enumerate(rows) if row.folder in named]
+    mine = [i for i, row in enumerate(rows) if str(row.folder) in named]
     for i in mine:
-        if (chosen := RunFolder(rows[i].folder).choice).exists():
+        if (chosen := rows[i].folder.choice).exists():
             choice = json.loads(chosen.read_text(encoding="utf-8"))
             return i, int(choice["verdict"]["candidates"]) if choice["verdict"] else len(choice["ranking"])
     others = [i for i in mine if rows[i].method not in BASES] or [i for i in mine if rows[i].method != "local"] or mine

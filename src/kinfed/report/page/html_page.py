@@ -21,7 +21,6 @@ from ...errors import UsageError, log_failure, several
 from ...files import replacing
 from ...methods.solved import KNOWN
 from ...runs.baselines import NAMES
-from ...runs.run_folder import RunFolder
 from ...verdict.verdict import BEST_ALONE, BEST_POOLED
 from ..tables.compare import verdict_on
 from ..tables.run_rows import Row
@@ -93,7 +92,7 @@ def _part(part: Part, parts: int) -> dict[str, Any]:
     """What the page says of runs that stand side by side, one of so many sets of them."""
     gathered = gather(part.folders, part.labels, part.judged, part.same_data)
     data, lacking = contents(gathered, parts)
-    main, context = RunFolder(gathered.rows[gathered.main].folder), _make_context(gathered, lacking)
+    main, context = gathered.rows[gathered.main].folder, _make_context(gathered, lacking)
     notes, none = context["notes"], list[Grid]()
     notes += part.notes
     tables = list[Grid]()
@@ -127,7 +126,7 @@ def _make_context(gathered: Gathered, lacking: Sequence[str]) -> dict[str, Any]:
     judged = _verdict(gathered)
     scale = _Forest([interval for row in rows for interval in (row.verdict or {}).get("over", {}).values()])
     headline, lead = _sentence(gathered, judged)
-    folders = [RunFolder(main.folder), *(run.folder for run in main.runs)]
+    folders = [main.folder, *(run.folder for run in main.runs)]
     config = next((folder for folder in folders if folder.is_begun), folders[0])
     return {
         "about": _about(main),
@@ -167,10 +166,10 @@ def _papers(rows: Sequence[Row]) -> list[str]:
 
 def _commands(gathered: Gathered) -> Iterator[tuple[str, str]]:
     """What repeats each run, into folders that differ."""
-    names = [Path(row.folder).resolve().name for row in gathered.rows]
+    names = [row.folder.path.resolve().name for row in gathered.rows]
     for row, label, name in zip(gathered.rows, gathered.labels, names, strict=True):
         folder_name = name if names.count(name) == 1 else re.sub(r"[^\w.=+-]+", "-", f"{row.method}-{name}")
-        yield label, page_settings.command(RunFolder(row.folder), folder_name)
+        yield label, page_settings.command(row.folder, folder_name)
 
 
 def _verdict(gathered: Gathered) -> dict[str, Any] | None:
@@ -265,7 +264,7 @@ def _cautions(gathered: Gathered) -> list[tuple[str, str]]:
             "Local is not among the runs; the verdict is the run's own, and of single clients nothing can be said."
         )
         cautions["No Local", nothing if gathered.rows[gathered.main].verdict is None else without_local] = None
-    scaled = [part for row in gathered.rows for part in Path(row.folder).absolute().parts if "-scaled-" in part]
+    scaled = [part for row in gathered.rows for part in row.folder.path.absolute().parts if "-scaled-" in part]
     if scaled:
         cautions["Scaled", f"A smaller copy of a published experiment ({scaled[0]}): fewer rounds and examples."] = None
     return list(cautions)

@@ -142,8 +142,8 @@ def verdicts(rows: Sequence[Row]) -> tuple[list[Row], list[str]]:
 
 def _judge(row: Row, rows: Sequence[Row], problems: list[str]) -> Row:
     """A row with its verdict, if there can be one."""
-    if (folder := RunFolder(row.folder)).choice.exists():  # its verdict knows of the choice
-        return replace(row, verdict=folder.read_summary().verdict)
+    if row.folder.choice.exists():  # its verdict knows of the choice
+        return replace(row, verdict=row.folder.read_summary().verdict)
     if row.method == "local":
         return row
     local, fedavg = (_reference(row, rows, name) for name in BASES)
@@ -203,7 +203,7 @@ def _reference(row: Row, rows: Sequence[Row], method: str) -> dict[int, Run] | N
     if candidates:
         same_attack = [other for other in candidates if other.attack == row.attack] or candidates
         return {seed: same_attack[0].by_seed[seed].run for seed in row.seeds}
-    reference = RunFolder(row.folder).reference(method)
+    reference = row.folder.reference(method)
     if not reference.is_finished:
         return None
     seeds = {run.summary.seeds[0]: run for run in open_seeds(reference)}

@@ -52,7 +52,7 @@ class Counts(NamedTuple):
 class Row:
     """A run, or one run repeated with several seeds; then every number is a mean over these."""
 
-    folder: str
+    folder: RunFolder
     model: str  # the named model that validation prefers, which is scored here
     summary: Summary  # of its first seed: the method, data, metric and selection, in which its seeds are alike
     by_seed: Mapping[int, Clients] = field(repr=False)
@@ -133,7 +133,7 @@ class Row:
         """For JSON: all but the scores of clients."""
         summary, counts = self.summary, self.counts
         return {
-            "folder": self.folder,
+            "folder": str(self.folder),
             "method": self.method,
             "model": self.model,
             "dataset": summary.data.dataset,
@@ -164,10 +164,13 @@ class Row:
 
 def read(folder: Path, federation: Mapping[str, Any] | None = None) -> Row:
     """A run's row, with nothing counted against Local yet; `federation` replaces what its summaries say of the data."""
-    return make_row(folder, open_seeds(RunFolder(folder)), federation)
+    run_folder = RunFolder(folder)
+    return make_row(run_folder, open_seeds(run_folder), federation)
 
 
-def make_row(folder: Path, runs: Sequence[Run], federation: Mapping[str, Any] | None = None, model: str = "") -> Row:
+def make_row(
+    folder: RunFolder, runs: Sequence[Run], federation: Mapping[str, Any] | None = None, model: str = ""
+) -> Row:
     """The row of a run with each seed; `model` is scored, or else the one that validation prefers."""
     for run in runs if federation is not None else ():
         run.summary = replace(run.summary, data=replace(run.summary.data, federation=dict(federation or {})))
@@ -184,7 +187,7 @@ def make_row(folder: Path, runs: Sequence[Run], federation: Mapping[str, Any] | 
     selecting = [clients.selecting[np.isfinite(clients.selecting)] for clients in by_seed.values()]
     warnings = list_warnings(every) if len(every) > 1 else first.warnings
     return Row(
-        str(folder),
+        folder,
         model,
         first,
         by_seed,

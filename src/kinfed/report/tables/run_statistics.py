@@ -8,7 +8,6 @@ from typing import NamedTuple
 import numpy as np
 
 from ...errors import UsageError, note_failure
-from ...runs.run_folder import RunFolder
 from ...verdict import statistics as by
 from ...verdict.statistics import Array, Interval, Paired, Ranks
 from .compare import Comparison
@@ -190,7 +189,7 @@ def _other(
     if family in (ALONE, TUNED):
         if row.method in (ALONE, family):  # Local stands in no pair as the first
             return None
-        trained = RunFolder(row.folder).reference(family)
+        trained = row.folder.reference(family)
         baselines = [(name, other) for name, other in same_attack if other.method == family]
         baselines = [candidate for candidate in baselines if set(row.seeds) & set(candidate[1].seeds)] or baselines
         if not baselines and trained.is_finished:
