@@ -51,7 +51,8 @@ class Deployment(Settings):
     by_class: bool | None = None  # scores by class; None: if there are two classes
     # a file on the server with a known relation of the clients, or a table of its path and how it is read, as in tables
     graph: str | GraphFile = ""
-    scale: Literal["auto", "federation", "client"] = "auto"  # of tables: whose training rows give the scale of inputs
+    # of tables: whose training rows give the scale of inputs
+    scale: Literal["federation", "client", "auto"] = "federation"
     categories: Count = 50  # of tables: of a column of text, the most that are told apart
     labels: bool = True  # of tables: whether few whole numbers as a target are classes
     counts: bool = False  # of tables: whether the target counts something: whole numbers from 0

@@ -49,14 +49,14 @@ def trained_on(federation):
 
 def test_clients_statistics_merged_describe_a_table_as_all_rows_do():
     table = mixed()
-    federation = kinfed.from_frame(table, **HOW)
+    federation = kinfed.from_frame(table, **HOW, scale="auto")
     whole = federation.columns
     parts = {}
     for name, rows in zip(federation.names, federation.rows["train"], strict=True):
         frame = frame_of(table[rows.tolist()])
         kinds = {column.name: column.kind for column in whole.inputs}
         parts[name] = {one: of_column(raw_of(frame, one, kind), kind) for one, kind in kinds.items()}
-    found = of_clients("who", parts)
+    found = of_clients("who", parts, "auto")
     assert [column.kind for column in found.inputs] == ["number", "number", "category", "date"]
     assert set(found.clients["C0"]) == {"x2"}
     for one, other in zip(found.inputs, whole.inputs, strict=True):
@@ -179,7 +179,7 @@ def test_only_training_rows_are_described():
 
 
 def test_inputs_are_scaled_filled_and_marked():
-    federation = kinfed.from_frame(mixed(), **HOW)
+    federation = kinfed.from_frame(mixed(), **HOW, scale="auto")
     names, x = federation.columns.names, federation.x[trained_on(federation)].double()
     assert names[:4] == ["x1", "x1 is missing", "x2", "x2 is missing"]
     assert names[4:9] == ["fruit=pear", "fruit=plum", "fruit is other", "fruit is missing", "day year"]

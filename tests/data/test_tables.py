@@ -586,7 +586,7 @@ def units(folder, clients=UNITS, rows=40):
 
 @pytest.mark.parametrize("clients", [UNITS, UNITS[:3], [UNITS[0], UNITS[1], UNITS[3]]])
 def test_columns_in_units_of_their_own_are_scaled_client_by_client(tmp_path, clients):
-    federation = from_csv(units(tmp_path, clients), client="who", target="y")
+    federation = from_csv(units(tmp_path, clients), client="who", target="y", scale="auto")
     assert list(federation.scale["inputs"]) == ["a", "b", "c"]
     assert {tuple(columns) for columns in federation.scale["clients"].values()} == {("a",)}
     for rows in federation.rows["train"]:
@@ -600,6 +600,7 @@ def test_one_unit_is_scaled_for_all_unless_each_client_is_asked_for(tmp_path):
     path = units(tmp_path, UNITS[:2])
     auto, every, own = (from_csv(path, client="who", target="y", scale=s) for s in ("auto", "federation", "client"))
     assert torch.equal(auto.x, every.x)
+    assert torch.equal(from_csv(path, client="who", target="y").x, every.x)
     assert auto.scale == every.scale
     assert "clients" not in every.scale
     rows = own.rows["train"][1]
@@ -607,6 +608,15 @@ def test_one_unit_is_scaled_for_all_unless_each_client_is_asked_for(tmp_path):
     raw = every.x[:, 1].double() * every.scale["inputs"]["b"]["deviation"] + every.scale["inputs"]["b"]["mean"]
     assert scale["mean"] == pytest.approx(float(raw[rows].mean()), abs=1e-6)
     assert scale["deviation"] == pytest.approx(float(raw[rows].std(correction=0)), abs=1e-6)
+
+
+@pytest.mark.parametrize(("scale", "named"), [("federation", True), ("client", False), ("auto", False)])
+def test_columns_that_may_be_in_units_of_their_own_are_named_where_none_are_guessed(tmp_path, capsys, scale, named):
+    path = units(tmp_path, UNITS)
+    table = ["run", str(path), "--client", "who", "--target", "y", "--method", "local", "--dry-run"]
+    main([*table, f"federation.dataset.scale={scale}"])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert ("; a differs much between clients: federation.dataset.scale=auto, if" in shown) == named
 
 
 def test_what_is_constant_at_a_client_has_the_scale_of_all(tmp_path):
@@ -672,6 +682,6 @@ def test_rows_without_a_target_are_left_out_and_counted(tmp_path):
 )
 def test_tables_of_numbers_give_the_bits_that_they_always_gave(tmp_path, clients, digest):
     """Inputs, targets, names and splits, as hashed before text and holes were taken."""
-    federation = from_csv(units(tmp_path, clients), client="who", target="y")
+    federation = from_csv(units(tmp_path, clients), client="who", target="y", scale="auto")
     [mean], [deviation] = federation.task.mean, federation.task.deviation
     assert replace(federation, task=Forecasting(mean, deviation, "squared", ())).digest() == digest

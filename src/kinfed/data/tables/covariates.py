@@ -48,7 +48,7 @@ class Covariates:
     cells: Mapping[str, Raw]  # by column, with values [N, T], NaN where there is none
     steps: Tensor  # [T] int64
     ahead: Sequence[str]  # columns that are known ahead
-    scale: Scale = "auto"
+    scale: Scale = "federation"
     categories: int = 50  # of a column, the most that are told apart
 
     def statistics(self, seen: NDArray[np.bool_]) -> dict[str, dict[str, Statistics]]:

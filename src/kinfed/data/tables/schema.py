@@ -20,7 +20,7 @@ from .moments import read_seconds
 from .words import Codes, Numbers, name_of
 
 ENOUGH, TIMES, APART = 10, 10.0, 2.0  # see `in_own_units`
-Scale = Literal["auto", "federation", "client"]
+Scale = Literal["federation", "client", "auto"]
 
 
 class Raw(NamedTuple):
@@ -347,7 +347,7 @@ def _check_names(inputs: Sequence[Column]) -> None:
 
 
 def of_clients(
-    client: str, parts: Mapping[str, Mapping[str, Statistics]], scale: Scale = "auto", most: int = 50
+    client: str, parts: Mapping[str, Mapping[str, Statistics]], scale: Scale = "federation", most: int = 50
 ) -> Description:
     """The description by what clients say of their training rows, by their names and then by column."""
     owners, first = list(parts), next(iter(parts.values()))

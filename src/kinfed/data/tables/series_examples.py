@@ -38,7 +38,7 @@ def cut_series(
     place: Codes,
     series: Series,
     windows: Windows,
-    scale: Scale = "auto",
+    scale: Scale = "federation",
     categories: int = 50,
     group: str = "",
 ) -> Dataset:

@@ -41,8 +41,8 @@ class TableReader(FormatSettings):
     A row is an example: its inputs are the columns `features` (default: all others but those in `ignore`), described by
     training rows alone; but a column's kind, whether it is different in every row, and the set of classes come from all
     rows. Numbers are scaled to mean 0 and standard deviation 1 over the training rows of all clients
-    together (`scale="federation"`), over each client's own (`"client"`), or over these for columns that seem to be in
-    units of each client's own (`"auto"`, see `in_own_units`); where one is missing, the median stands for it, and one
+    together, over each client's own (`scale="client"`), or over these for columns that seem to be in units of each
+    client's own (`"auto"`, see `in_own_units`); where one is missing, the median stands for it, and one
     more input says so. Text is one input for each of the `categories` most frequent categories, and one for all others.
     Dates are their year, season, day of the week and time of day. Text that is different in every row is left out.
 
@@ -74,7 +74,7 @@ class TableReader(FormatSettings):
     ignore: Sequence[str] = ()  # columns that are no inputs
     labels: bool | None = None  # whether the target is a label; left out: if it is text or few whole numbers
     counts: bool = False  # whether the target counts something: whole numbers from 0
-    scale: Literal["auto", "federation", "client"] = "auto"  # whose training rows give the scale of inputs
+    scale: Literal["federation", "client", "auto"] = "federation"  # whose training rows give the scale of inputs
     categories: Count = 50  # of a column of text, the most that are told apart
     time: str = ""  # column of times
     group: str = ""  # column of whom or what a row is of: rows of one group are split and tested together

@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +21,7 @@ from ...data.tables.frame import Frame
 from ...data.tables.leaks import is_short_sum
 from ...data.tables.new_readings import Series
 from ...data.tables.open_table import kind_of, open_table
-from ...data.tables.schema import Description
+from ...data.tables.schema import Description, constant_to_zero, in_own_units
 from ...data.tables.table_reader import LEAST, TableReader
 from ...errors import FEW, SHOWN, UsageError, list_names, several, some
 from ...verdict.verdict import plain
@@ -216,6 +216,11 @@ def _inputs(federation: Federation, reader: TableReader) -> str:
         text += (
             f", but {list_names(by_client)} over each client's, as if in units of its own (federation.dataset.scale)"
         )
+    if not by_client and (differing := _differing_numbers(federation, numbers)):
+        text += (
+            f"; {list_names(differing)} {'differs' if len(differing) == 1 else 'differ'} much between clients: "
+            "federation.dataset.scale=auto, if each has a unit of its own"
+        )
     parts = list[str]()
     if numbers:
         parts.append(text.replace("column", "number", 1) if len(kinds) > 1 else text)
@@ -225,6 +230,23 @@ def _inputs(federation: Federation, reader: TableReader) -> str:
     if reader.ignore:
         parts.append(f"left out: {list_names(reader.ignore)}")
     return "; ".join(parts)
+
+
+def _differing_numbers(federation: Federation, numbers: Sequence[str]) -> list[str]:
+    """The numbers whose means or deviations differ between clients as much as they do in units of each one's own."""
+    assert federation.columns is not None
+    places = {name: i for i, name in enumerate(federation.columns.names)}
+    rows = torch.cat(list(federation.rows["train"]))
+    x = federation.x[rows][:, [places[name] for name in numbers]].double()  # [n, F]
+    who = torch.arange(len(federation)).repeat_interleave(
+        torch.tensor([len(rows) for rows in federation.rows["train"]])
+    )
+    counts = torch.bincount(who, minlength=len(federation))[:, None]  # [N, 1]
+    means = x.new_zeros(len(federation), len(numbers)).index_add_(0, who, x) / counts.clamp(min=1)
+    squares = torch.zeros_like(means).index_add_(0, who, (x - means[who]).square())
+    deviations = constant_to_zero(means, (squares / counts.clamp(min=1)).sqrt())
+    differs = in_own_units(counts.expand_as(means), means, deviations).tolist()
+    return [name for i, name in enumerate(numbers) if differs[i] and len(x[:, i].unique()) > 2]
 
 
 CALLED = {"clock": "time of day", "week": "first day of the week", "year": "first month of the year"}  # as inputs
