@@ -613,8 +613,8 @@ def test_one_unit_is_scaled_for_all_unless_each_client_is_asked_for(tmp_path):
 @pytest.mark.parametrize(("scale", "named"), [("federation", True), ("client", False), ("auto", False)])
 def test_columns_that_may_be_in_units_of_their_own_are_named_where_none_are_guessed(tmp_path, capsys, scale, named):
     path = units(tmp_path, UNITS)
-    table = ["run", str(path), "--client", "who", "--target", "y", "--method", "local", "--dry-run"]
-    main([*table, f"federation.dataset.scale={scale}"])
+    table = ["run", str(path), "--client", "who", "--target", "y", "--method", "local", "--beside", "none"]
+    main([*table, "rounds=1", f"federation.dataset.scale={scale}", "--out", str(tmp_path / "run")])
     shown = " ".join(capsys.readouterr().out.split())
     assert ("; a differs much between clients: federation.dataset.scale=auto, if" in shown) == named
 
