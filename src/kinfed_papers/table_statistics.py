@@ -5,9 +5,10 @@ from dataclasses import replace
 
 import numpy as np
 
+from kinfed.core.summary import ClientScores, Summary
 from kinfed.errors import note_failure
 from kinfed.report.tables.compare import Comparison, verdicts
-from kinfed.report.tables.run_rows import Clients, Row, make_row
+from kinfed.report.tables.run_rows import Array, Row, make_row
 from kinfed.runs.run import Run
 from kinfed.runs.run_folder import RunFolder
 from kinfed.verdict.statistics import is_share, kendall
@@ -46,11 +47,9 @@ def _add_counts(rows: Sequence[tuple[Row, bool]]) -> Iterator[Row]:
     return (counted.get(row.method, row) for row, _ in rows)
 
 
-def _is_own(clients: Clients, model: str) -> bool:
+def _is_own(summary: Summary, model: str, ours: Array) -> bool:
     """Whether a run's own score, and the model that validation prefers, are these."""
-    summary = clients.run.summary
     scored = np.array(summary.clients.scores[summary.selection.chosen])
-    ours = clients.by_model[model]
     return summary.selection.chosen == model and len(scored) == len(ours) and np.allclose(scored, ours, equal_nan=True)
 
 
@@ -78,26 +77,29 @@ def _row(made: Reproduction, name: str, column: Column, measure: Measure) -> lis
     row = make_row(
         RunFolder(made.folder(cell.row, column)), list(map(Run, folders.values())), federation, cell.row.score
     )
-    share, clients = is_share(measure.score), dict(row.by_seed)
-    for seed, models in made.clients(cell, measure.score).items():
-        scores = {model: values * (1 if share else measure.times) for model, values in models.items()}
-        clients[seed] = clients[seed]._replace(by_model=scores)
     if not cell.row.scoring.is_simple:
         row = replace(row, model=SCORED)
-    counted = {int(np.isfinite(clients_of_seed.by_model[row.model]).sum()) for clients_of_seed in clients.values()}
+    share, scored, all_own = is_share(measure.score), list[Array](), True
+    for seed, models in made.clients(cell, measure.score).items():
+        run = row.by_seed[seed]
+        scores = {model: values * (1 if share else measure.times) for model, values in models.items()}
+        scored.append(scores[row.model])
+        all_own &= _is_own(run.summary, row.model, scores[row.model])
+        of_clients = ClientScores(names=run.names, scores={model: values.tolist() for model, values in scores.items()})
+        run.summary = replace(run.summary, by_client=of_clients)
+    counted = {int(np.isfinite(values).sum()) for values in scored}
     metric = replace(row.metric, name=measure.score if share else measure.label, higher_is_better=measure.better > 0)
     dealt = {key: value for key, value in federation.items() if key != "graph"}  # the table's name tells graphs apart
     dataset = f"{column.dataset}, {column.setting} ({column.name})"
     data = replace(row.summary.data, dataset=dataset, federation=dealt, clients=max(counted))
-    mean = float(np.mean([np.nanmean(clients_of_seed.by_model[row.model]) for clients_of_seed in clients.values()]))
+    mean = float(np.mean([np.nanmean(values) for values in scored]))
     row = replace(
         row,
         summary=replace(row.summary, method=name, metric=metric, data=data),
         ranked_by=metric.name,
         scores={**row.scores, "mean": mean},
-        by_seed=clients,
     )
-    return [(row, all(_is_own(clients_of_seed, row.model) for clients_of_seed in clients.values()))]
+    return [(row, all_own)]
 
 
 def agreement(group: Sequence[Line]) -> str:

@@ -362,6 +362,8 @@ def _read_validation(run: Run) -> dict[str, float]:
         return {}
     rows = run.scores.filter(round=int(selected["round"]), model=selection.chosen)
     rows, attackers = rows.filter(split="validation", metric=selection.by), list_attackers(run.summary)
+    if len(rows) and rows["client"].to_list() != run.names:
+        raise run.folder.not_whole()
     return {name: value for name, value in rows.select("client", "value").iter_rows() if name not in attackers}
 
 

@@ -182,9 +182,7 @@ def _verdict(gathered: Gathered) -> dict[str, Any] | None:
     seeds = [seed for seed in row.seeds if seed in local and (fedavg is None or seed in fedavg)]
     if not seeds:
         return None
-    alone = {seed: local[seed].run for seed in seeds}
-    pooled = None if fedavg is None else {seed: fedavg[seed].run for seed in seeds}
-    verdict = verdict_on(row, seeds, alone, pooled, gathered.rows, gathered.candidates)
+    verdict = verdict_on(row, seeds, local, fedavg, gathered.rows, gathered.candidates)
     return None if verdict is None else verdict.to_dict()
 
 

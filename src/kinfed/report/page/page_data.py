@@ -83,7 +83,7 @@ def contents(gathered: Gathered, parts_of_page: int = 1) -> tuple[dict[str, Any]
     A page of several parts has as many curves and links in all as one of a single part.
     """
     main = gathered.rows[gathered.main]
-    tested = [{seed: clients.run.by_client for seed, clients in row.by_seed.items()} for row in gathered.rows]
+    tested = [{seed: run.by_client for seed, run in row.by_seed.items()} for row in gathered.rows]
     first = main.runs[0].folder
     summary, facts, notes = main.summary, first.read_clients(), list[str]()
     names = summary.clients.names
@@ -195,7 +195,7 @@ def _read_baseline(gathered: Gathered) -> tuple[str, dict[int, Tested]]:
     seeds = [seed for seed in row.seeds if seed in local]
     if not seeds:
         return "", {}
-    best = floor_of(row, seeds, {seed: local[seed].run for seed in seeds}, None, gathered.rows).alone
+    best = floor_of(row, seeds, local, None, gathered.rows).alone
     return ("", {}) if best is None else (best.name, dict(zip(seeds, best.tested, strict=True)))
 
 

@@ -173,7 +173,7 @@ def verdict_on(
     candidates: int = 1,
 ) -> Verdict | None:
     """The verdict on a row's runs, over the baselines of `floor_of`."""
-    against, mine = floor_of(row, seeds, local, fedavg, rows), [row.by_seed[seed].run.by_client for seed in seeds]
+    against, mine = floor_of(row, seeds, local, fedavg, rows), [row.by_seed[seed].by_client for seed in seeds]
     return baselines.verdict(row.method, row.metric, mine, against, candidates=candidates, saved=row.method)
 
 
@@ -191,7 +191,7 @@ def floor_of(
     by_seed = []
     for seed in seeds:
         runs = [make_baseline(run[seed], run is fedavg) for run in (local, fedavg) if run is not None]
-        beside = (other.by_seed[seed].run.folder for other in rows if seed in other.by_seed)
+        beside = (other.by_seed[seed].folder for other in rows if seed in other.by_seed)
         by_seed.append([*runs, *next(filter(None, map(baselines.read, beside)), [])])
     highest = next(iter(local.values())).summary.selection.higher_is_better
     return baselines.floor(by_seed, row.metric.higher_is_better, highest)
@@ -202,7 +202,7 @@ def _reference(row: Row, rows: Sequence[Row], method: str) -> dict[int, Run] | N
     candidates = [other for other in rows if other.method == method and set(row.seeds) <= set(other.seeds)]
     if candidates:
         same_attack = [other for other in candidates if other.attack == row.attack] or candidates
-        return {seed: same_attack[0].by_seed[seed].run for seed in row.seeds}
+        return {seed: same_attack[0].by_seed[seed] for seed in row.seeds}
     reference = row.folder.reference(method)
     if not reference.is_finished:
         return None

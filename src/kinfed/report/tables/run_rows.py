@@ -31,15 +31,6 @@ SCORES = {  # of a summary that tables have, and their names in JSON
 }
 
 
-class Clients(NamedTuple):
-    """The test scores of the clients of one run with one seed, at the selected round; NaN for attackers."""
-
-    names: tuple[str, ...]
-    by_model: dict[str, Array]  # [N] in the run's metric, of each named model
-    selecting: Array  # [N] the score that selected, of the model that is compared; NaN where a client has none
-    run: Run
-
-
 class Counts(NamedTuple):
     """How many clients gain over Local, and lose: means over seeds."""
 
@@ -55,7 +46,7 @@ class Row:
     folder: RunFolder
     model: str  # the named model that validation prefers, which is scored here
     summary: Summary  # of its first seed: the method, data, metric and selection, in which its seeds are alike
-    by_seed: Mapping[int, Clients] = field(repr=False)
+    by_seed: Mapping[int, Run] = field(repr=False)
     scores: Mapping[str, float]  # of honest clients, those of SCORES that all seeds have
     over_seeds: float | None  # standard deviation of their means, of a repeated run
     selected: float | None  # mean of the selecting score on test examples; None if the run does not have it
@@ -84,7 +75,7 @@ class Row:
     @property
     def runs(self) -> list[Run]:
         """Those of its seeds."""
-        return [clients.run for clients in self.by_seed.values()]
+        return list(self.by_seed.values())
 
     @property
     def mean(self) -> float:
@@ -117,7 +108,7 @@ class Row:
         by_metric = self.ranked_by == self.metric.name
         values: Any = self.mean if by_metric or self.selected is None else self.selected
         if seed is not None:
-            values = self.by_seed[seed].by_model[self.model] if by_metric else self.by_seed[seed].selecting
+            values = score_clients(self.by_seed[seed], self.model, selecting=not by_metric)
         return values if (self.metric if by_metric else self.summary.selection).higher_is_better else -values
 
     def describe(self) -> str:
@@ -181,19 +172,20 @@ def make_row(
     if len(kinds) > 1 or len({summary.seeds[0] for summary in every}) < len(every):
         raise UsageError(f"the seed-* folders of {folder} are not one run repeated with different seeds")
     model = model or select_model(over_seeds([summary.scores for summary in every]), first.selection.higher_is_better)
-    by_seed = {run.summary.seeds[0]: _clients(run, model) for run in runs}
+    for run in runs:
+        _check_scores(run, model)
     scores = [summary.honest_scores[model] for summary in every]
     means = {key: _mean([by_metric.get(key) for by_metric in scores]) for key in SCORES}
-    selecting = [clients.selecting[np.isfinite(clients.selecting)] for clients in by_seed.values()]
+    selecting = [score_clients(run, model, True) for run in runs]
     warnings = list_warnings(every) if len(every) > 1 else first.warnings
     return Row(
         folder,
         model,
         first,
-        by_seed,
+        {run.summary.seeds[0]: run for run in runs},
         {key: mean for key, mean in means.items() if mean is not None},
         over_seeds=float(np.std([by_metric["mean"] for by_metric in scores], ddof=1)) if len(scores) > 1 else None,
-        selected=_mean([float(scores_of_seed.mean()) if len(scores_of_seed) else None for scores_of_seed in selecting]),
+        selected=_mean([float(v[np.isfinite(v)].mean()) if np.isfinite(v).any() else None for v in selecting]),
         ranked_by=first.metric.name,
         auroc=_mean([(summary.relation or {}).get("auroc") for summary in every]),
         seconds=float(np.mean([summary.cost.seconds for summary in every])),
@@ -229,35 +221,31 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return float(np.mean(present)) if present and len(present) == len(values) else None
 
 
-def _clients(run: Run, model: str) -> Clients:
-    """The scores of the clients of one run with one seed."""
-    folder, summary = run.folder, run.summary
+def score_clients(run: Run, model: str, selecting: bool = False) -> Array:
+    """[N] the test score of each client of a run, or the score that selected; NaN for attackers, and without one."""
+    summary, clients = run.summary, run.summary.clients
+    scores: Any = clients.scores
+    if selecting and summary.selection.by != summary.metric.name:
+        scores = clients.selecting or {model: [math.nan] * len(clients.names)}
+    honest = ~np.isin(clients.names, list_attackers(summary))  # the others are neither helped nor hurt
+    return np.where(honest, np.array(scores.get(model, []), np.float64), np.nan)
+
+
+def _check_scores(run: Run, model: str) -> None:
+    """Raise UsageError unless every client of a run has a test score."""
+    summary, place = run.summary, f"{run.folder}/summary.json must hold"
     clients, count = summary.clients, summary.data.clients
-    scores = np.array(clients.scores.get(model, []), np.float64)
-    selecting = scores
-    if summary.selection.by != summary.metric.name:
-        selecting = np.array((clients.selecting or {model: [math.nan] * count}).get(model, []), np.float64)
     if summary.sites is not None and summary.privacy is not None:
-        raise UsageError(f"{folder} is of sites under privacy, where all scores stay, so there is nothing to compare")
+        raise UsageError(
+            f"{run.folder} is of sites under privacy, where all scores stay, so there is nothing to compare"
+        )
+    scores = np.array(clients.scores.get(model, []), np.float64)
     if scores.shape != (count,) or not np.isfinite([*scores, summary.honest_scores[model]["mean"]]).all():
         raise UsageError(
-            f"{folder}/summary.json must hold a finite test score for each of its {count} clients; "
-            f"got {int(np.isfinite(scores).sum())}"
+            f"{place} a finite test score for each of its {count} clients; got {int(np.isfinite(scores).sum())}"
         )
-    if selecting.shape != scores.shape:
-        raise UsageError(f"{folder}/summary.json must hold a number or NaN under by_client.selecting for each client")
-    names = tuple(clients.names)
-    attacks = np.isin(names, list_attackers(summary))  # they are neither helped nor hurt
-
-    def honest(values: Any) -> Array:
-        return np.where(attacks, np.nan, np.array(values, np.float64))
-
-    return Clients(
-        names,
-        {name: honest(values_of_model) for name, values_of_model in clients.scores.items()},
-        honest(selecting),
-        run,
-    )
+    if clients.selecting is not None and len(clients.selecting.get(model, [])) != count:
+        raise UsageError(f"{place} a number or NaN under by_client.selecting for each client")
 
 
 def decimals(rows: Sequence[Row]) -> int:

@@ -11,7 +11,7 @@ from ...errors import UsageError, note_failure
 from ...verdict import statistics as by
 from ...verdict.statistics import Array, Interval, Paired, Ranks
 from .compare import Comparison
-from .run_rows import Row, read, setting_of
+from .run_rows import Row, read, score_clients, setting_of
 
 ALONE, TUNED, RIVAL, NAMED = "local", "fedavg-ft", "best rival", "named"
 # Names that methods give to their models: before local training, and after it.
@@ -120,7 +120,7 @@ def pair(mine: Row, other: Row) -> tuple[tuple[int, ...], Paired]:
     for seed in seeds:
         if unshared := sorted(set(mine.by_seed[seed].names) ^ set(other.by_seed[seed].names)):
             raise UsageError(f"only one of them has client '{unshared[0]}' with seed {seed}")
-        tested, others = (row.by_seed[seed].run.by_client for row in (mine, other))
+        tested, others = (row.by_seed[seed].by_client for row in (mine, other))
         if not tested.is_of_the_same_examples(others):
             raise UsageError(f"with seed {seed} they were not tested on the same examples")
     names = list(dict.fromkeys(name for seed in seeds for name in mine.by_seed[seed].names))
@@ -133,8 +133,8 @@ def scores_of(row: Row, seeds: Sequence[int], names: Sequence[str], model: str) 
     at = {name: i for i, name in enumerate(names)}
     table = np.full((len(seeds), len(names)), np.nan)
     for line, seed in zip(table, seeds, strict=True):
-        clients = row.by_seed[seed]
-        line[[at[name] for name in clients.names]] = clients.by_model[model]
+        run = row.by_seed[seed]
+        line[[at[name] for name in run.names]] = score_clients(run, model)
     return table
 
 
@@ -156,7 +156,7 @@ def ranking(comparison: Comparison) -> Ranking | None:
 
 
 def _own_statistics(name: str, row: Row) -> RunStatistics:
-    names = list(dict.fromkeys(name for clients in row.by_seed.values() for name in clients.names))
+    names = list(dict.fromkeys(name for run in row.runs for name in run.names))
     scores = scores_of(row, row.seeds, names, row.model)
     worst, best = by.tails(scores, row.metric.higher_is_better)
     counts = row.counts if row.counts is not None and row.counts.paired else None
@@ -168,7 +168,7 @@ def _own_statistics(name: str, row: Row) -> RunStatistics:
 
 def _stages(row: Row, names: Sequence[str]) -> Stages | None:
     """The scores before and after local training, if the run has both kinds of model."""
-    models = list(row.by_seed[row.seeds[0]].by_model)
+    models = list(row.runs[0].summary.clients.scores)
     before, after = (next((name for name in models if name in kind), "") for kind in (BEFORE, AFTER))
     if not before or not after:
         return None

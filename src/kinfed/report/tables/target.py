@@ -52,7 +52,7 @@ def _grid(rows: tuple[Row, ...], target: float) -> Grid:
 
 def _first(row: Row, seed: int, target: float) -> Sequence[float | None] | None:
     """What the run with a seed had `TAKEN` in the first evaluated round that reaches the target; None if none does."""
-    folder = row.by_seed[seed].run.folder
+    folder = row.by_seed[seed].folder
     rounds, scores = folder.read_scores(row.model, row.metric.name)
     at = first_reaching(np.nanmean(scores, 1), target, row.metric.higher_is_better)
     if at is None:
