@@ -615,7 +615,7 @@ def test_columns_that_may_be_in_units_of_their_own_are_named_where_none_are_gues
     path = units(tmp_path, UNITS)
     table = ["run", str(path), "--client", "who", "--target", "y", "--method", "local", "--beside", "none"]
     main([*table, "rounds=1", f"federation.dataset.scale={scale}", "--out", str(tmp_path / "run")])
-    shown = " ".join(capsys.readouterr().out.split())
+    shown = " ".join("".join(capsys.readouterr()).split())
     assert ("; a differs much between clients: federation.dataset.scale=auto, if" in shown) == named
 
 
