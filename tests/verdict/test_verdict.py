@@ -407,3 +407,11 @@ def test_the_floor_is_the_best_that_validation_does_not_rule_out():
     assert floor([blind], True).alone.name == "c"
     assert floor([[a, b], [a]], True).alone.name == "a"  # what lacks a seed is none
     assert floor([[]], True).alone is None
+
+
+def test_ratios_that_contradict_mean_errors_are_no_percentages():
+    """Two small errors fall by a fifth, and a large one rises: the mean error rises from 4 to 4.53."""
+    mine, local = ([[np.full(4, error) for error in errors]] for errors in ((12.0, 0.8, 0.8), (10.0, 1.0, 1.0)))
+    found = of_error(mine, local).over["alone"]
+    assert not found.relative
+    assert found.mean == pytest.approx(-1.6 / 3)

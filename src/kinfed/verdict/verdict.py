@@ -262,15 +262,20 @@ class _Pairs(NamedTuple):
         return int((self.sign * (self.means(self.mine) - self.means(self.others)) < -1e-9).sum())
 
     def difference(self, higher_is_better: bool, rivals: int = 1) -> Difference:
-        """The mean over clients with its interval; of errors, if none is 0, by the logarithms of their ratios."""
+        """The mean over clients with its interval; of errors, if none is 0, by the logarithms of their ratios.
+
+        Errors are compared in their own unit if one is nearly zero, or if ratios say the opposite of mean errors.
+        """
         mine, others = self.means(self.mine), self.means(self.others)
         seeds = [*self.mine, *self.others]
         relative = not higher_is_better and all(
             float(client.mean()) > 0 for seed in seeds for client in seed if len(client)
         )
-        if relative and np.abs(np.log(others / mine)).max() > math.log(FARTHEST):
-            relative = False  # a ratio to an error that is nearly zero says nothing
-        values = np.log(others / mine) if relative else self.sign * (mine - others)
+        gains = self.sign * (mine - others)
+        if relative:
+            ratios = np.log(others / mine)
+            relative = np.abs(ratios).max() <= math.log(FARTHEST) and np.sign(ratios.mean()) == np.sign(gains.mean())
+        values = ratios if relative else gains
         sizes = self.kind.totals or [list(map(len, seed)) for seed in self.mine]
         counts = np.array(sizes)[:, self.paired_clients].sum(0)
 
