@@ -81,7 +81,7 @@ def test_what_a_first_seed_found_is_kept_where_a_later_one_is_refused(tmp_path, 
 
 def test_what_cannot_be_drawn_or_scored_takes_no_results_away(tmp_path, monkeypatch):
     monkeypatch.setattr("kinfed.plots.charts.accuracy_by_client", lambda *_: 1 / 0)
-    monkeypatch.setattr("kinfed.runs.trained_run.TrainedRun._score_split", lambda *_: {}["rows"])
+    monkeypatch.setattr("kinfed.runs.trained_run.TrainedRun.score_examples", lambda *_: {}["rows"])
     experiment = config.resolve(config.read("fedaghn", SMALL))
     with pytest.warns(
         UserWarning, match=r"accuracy-by-client\.png is missing, as it cannot be drawn: .*division by zero"

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from ..core.history import History
-from ..core.metrics import calibration_errors
 from ..core.summary import Summary
 from ..core.tasks import Classification, Task
 from ..data.federation import Federation
@@ -116,20 +115,6 @@ def reweighted_accuracy(federation: Federation, modules: Iterable[nn.Module]) ->
         correct = [class_counts.count_correct(_answer(module, x), y, task.classes, weights) for module in modules]
     total = torch.bincount(y, weights, task.classes)
     return class_counts.reweighted_accuracy(torch.stack(correct), total, counts / counts.sum(1, keepdim=True))
-
-
-def pooled_calibration(federation: Federation, modules: Iterable[nn.Module]) -> float:
-    """The expected calibration error over all clients' test examples, each by its client's model.
-
-    One client's examples are too few for its bins, so that the mean of clients' errors is mostly chance.
-    """
-    federation = federation.to(torch.device("cpu"))
-    rows = list(federation.rows["test"])
-    with torch.no_grad():
-        outputs = [_answer(module, federation.x[at]) for module, at in zip(modules, rows, strict=True)]
-    at = torch.cat(rows)
-    weight = torch.ones(len(at)) if federation.weights is None else federation.weights[at]
-    return float(calibration_errors(torch.cat(outputs).double(), federation.y[at], weight.double())["ece"])
 
 
 def _answer(module: nn.Module, x: Tensor) -> Tensor:

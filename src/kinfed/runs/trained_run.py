@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from numpy.typing import NDArray
@@ -13,6 +13,7 @@ from ..core import trees
 from ..core.graph import Relation
 from ..core.history import History
 from ..core.method import Method
+from ..core.metrics import calibration_errors
 from ..core.mixins import Predicts, export, leak
 from ..core.model import Model
 from ..core.sharing import Sharing
@@ -30,7 +31,7 @@ from .final_state import FinalState
 from .predictor import Answers
 from .round_tables import add_seed, make_rows
 from .run import Run, not_comparable
-from .test_scores import intervals, of_examples, pooled_calibration, pooled_mean, reweighted_accuracy
+from .test_scores import intervals, of_examples, pooled_mean, reweighted_accuracy
 from .tested_examples import Tested
 
 if TYPE_CHECKING:
@@ -86,7 +87,13 @@ class TrainedRun(Run):
         list if the models stayed at their sites, if the metric is not defined for single examples, or if the split has
         none.
         """
-        return list((self._test_split if split == "test" else self._score_split(split)).scores)
+        if (answered := self._test_answers if split == "test" else self._answer_split(split)) is None:
+            return []
+        task, federation, history = self.federation.task, self.federation, self.history
+        scores = of_examples(task, *answered, federation.importance(split))
+        by_client = list(scores.split([len(rows) for rows in federation.rows[split]]))
+        recorded = history.scores[history.place()].get((history.chosen, split, task.metric))
+        return by_client if _are_defined(by_client) and _average_to(task, by_client, recorded) else []
 
     def confusion(self) -> Tensor:
         """[N, C, C] int64 how many test examples of each class, the rows, a client's model takes for each, the columns.
@@ -94,11 +101,12 @@ class TrainedRun(Run):
         It is sparse: `.to_dense()` fills in the zeros. The models are the clients' chosen ones. Raises UsageError
         without classes, or if the models stayed at their sites.
         """
-        if (table := self._test_split.confusion) is None:
+        task, answered = self.federation.task, self._test_answers
+        if answered is None or not isinstance(task, Classification):
             raise UsageError(
                 "a confusion table needs class labels, and models that are here; this run lacks one of them"
             )
-        return table
+        return confusion(*answered, [len(rows) for rows in self.federation.rows["test"]], task.classes)
 
     @property
     def errors(self) -> list[NDArray[Any]]:
@@ -106,18 +114,30 @@ class TrainedRun(Run):
 
         None of classes, of a task of one's own, or if the models stayed at their sites.
         """
-        return [table.numpy() for table in self._test_split.errors]
+        federation = self.federation
+        if type(federation.task) not in (Regression, Counts, Forecasting) or self._test_answers is None:
+            return []
+        answers, truth = self._test_answers
+        meaning = Answers.from_summary(self.summary, federation.columns)
+        if not meaning.mean:
+            return []
+        errors = meaning.in_units(answers.flatten(1).double()) - truth.reshape(len(truth), -1)
+        sizes = [len(rows) for rows in federation.rows["test"]]
+        return [table.numpy() for table in errors.float().split(sizes)]
 
     @cached_property
-    def _test_split(self) -> "SplitScores":
-        return self._score_split("test")
+    def _test_answers(self) -> tuple[Tensor, Tensor] | None:
+        return self._answer_split("test")
 
-    def _score_split(self, split: str) -> "SplitScores":
-        """How the clients' chosen models do on the examples of a split."""
-        task, federation, model = self.federation.task, self.federation, self.architecture
+    def _answer_split(self, split: str) -> tuple[Tensor, Tensor] | None:
+        """[n, ...] each what the chosen models answer to a split's examples, client by client, and the truth.
+
+        None if the models stayed at their sites, or if the split has no examples.
+        """
+        federation, model = self.federation, self.architecture
         rows = federation.rows[split]
         if not self.history.kept.arrays or not any(map(len, rows)):
-            return SplitScores()
+            return None
         device, plain = model.theta.device, not isinstance(self.method, Predicts)
         x, y, names = federation.x, federation.y, self.names
 
@@ -131,20 +151,7 @@ class TrainedRun(Run):
                 outputs_of = [outputs(torch.cat(list(rows)), 0)]
             else:
                 outputs_of = [outputs(at, i) for i, at in enumerate(rows)]
-            truth = y[torch.cat(list(rows))].cpu()
-            answers, sizes = torch.cat(outputs_of), [len(at) for at in rows]
-            scores = list(of_examples(task, answers, truth, federation.importance(split)).split(sizes))
-        recorded = self.history.scores[self.history.place()].get((self.history.chosen, split, task.metric))
-        kept = scores if _are_defined(scores) and _average_to(task, scores, recorded) else []
-        if isinstance(task, Classification):
-            return SplitScores(kept, confusion(answers, truth, sizes, task.classes))
-        if split != "test" or type(task) not in (Regression, Counts, Forecasting):
-            return SplitScores(kept)
-        meaning = Answers.from_summary(self.summary, federation.columns)
-        if not meaning.mean:
-            return SplitScores(kept)
-        errors = meaning.in_units(answers.flatten(1).double()) - truth.reshape(len(truth), -1)
-        return SplitScores(kept, None, list(errors.float().split(sizes)))
+        return torch.cat(outputs_of), y[torch.cat(list(rows))].cpu()
 
     def verdict(self, local: Run, fedavg: Run | None = None) -> Verdict:
         """See `Run.verdict`; of runs that were just trained, test examples are compared one by one."""
@@ -190,10 +197,9 @@ class TrainedRun(Run):
         if isinstance(task, Classification) and task.by_class:
             counts = federation.class_counts(["test"], weighted=True).cpu()
             recall = recall_by_class(history, federation.class_names, counts)
-        judged = history.models and len(federation) <= CALIBRATED and not isinstance(self.method, Predicts)
-        if isinstance(task, Classification) and task.by_class and judged:
-            modules = map(self.view_model, self.names)
-            scores[history.chosen]["ece_pooled"] = pooled_calibration(federation, modules)
+        judged = len(federation) <= CALIBRATED and not isinstance(self.method, Predicts)
+        if isinstance(task, Classification) and task.by_class and judged and self._test_answers is not None:
+            scores[history.chosen]["ece_pooled"] = _calibrate(federation, *self._test_answers)
         if isinstance(task, Classification) and task.reweighted and history.models:  # none where they stay at sites
             modules = map(self.view_model, self.names)
             scores[history.chosen]["reweighted"] = float(reweighted_accuracy(federation, modules).nanmean())
@@ -230,12 +236,11 @@ class TrainedRun(Run):
         )
 
 
-class SplitScores(NamedTuple):
-    """How the clients' chosen models do on the examples of a split."""
-
-    scores: Sequence[Tensor] = ()  # see `TrainedRun.score_examples`
-    confusion: Tensor | None = None  # of classes, see `TrainedRun.confusion`
-    errors: Sequence[Tensor] = ()  # of numbers, see `TrainedRun.errors`
+def _calibrate(federation: Federation, outputs: Tensor, truth: Tensor) -> float:
+    """The calibration error over all clients' test examples, as one client's are too few for its bins."""
+    at = torch.cat(list(federation.rows["test"]))
+    weights = torch.ones(len(at)) if federation.weights is None else federation.weights[at]
+    return float(calibration_errors(outputs.double(), truth, weights.cpu().double())["ece"])
 
 
 def _are_defined(scores: Sequence[Tensor]) -> bool:
