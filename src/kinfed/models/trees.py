@@ -112,18 +112,21 @@ class Nodes(NamedTuple):
     threshold: Tensor
     lost: Tensor
 
-    def descend(self, x: Tensor, at: Tensor) -> Tensor:
-        """[T, B] the nodes below those at: [T, B], both in a heap's order, that inputs x: [f, B] go to."""
-        value = x.gather(0, self.column.long().gather(1, at))
-        right = (value > self.threshold.gather(1, at)) | (value.isnan() & (self.lost.gather(1, at) > 0.5))
-        return 2 * at + 1 + right.long()
+    def walk(self, x: Tensor, levels: int) -> list[Tensor]:
+        """[T, B] the nodes, in a heap's order, that inputs x: [f, B] reach at level 0, 1, ... and at last `levels`."""
+        holes, column = x.isnan(), self.column.long() + len(x) * (self.lost > 0.5)  # of x with its holes at left, right
+        sides = torch.cat([x.masked_fill(holes, -math.inf), x.masked_fill(holes, math.inf)])
+        right = sides.index_select(0, column[:, 0]) > self.threshold[:, :1]
+        reached = [torch.zeros_like(right, dtype=torch.int64), right.long() + 1]
+        while len(reached) <= levels:
+            at = reached[-1]
+            right = sides.gather(0, column.gather(1, at)) > self.threshold.gather(1, at)
+            reached.append(right.long().add(at, alpha=2) + 1)
+        return reached[: levels + 1]
 
     def find_leaf(self, x: Tensor, depth: int) -> Tensor:
         """[T, B] the leaf of each tree that inputs x: [f, B] reach."""
-        at = torch.zeros(len(self.column), x.shape[1], dtype=torch.int64, device=x.device)
-        for _ in range(depth):
-            at = self.descend(x, at)
-        return at - ((1 << depth) - 1)
+        return self.walk(x, depth)[-1] - ((1 << depth) - 1)
 
 
 def values(leaf: Tensor, at: Tensor) -> Tensor:

@@ -469,13 +469,8 @@ def _inputs(client: Client, x: Tensor) -> Tensor:
 
 def _at_levels(nodes: Nodes, where: Tensor, levels: list[int]) -> Tensor:
     """[T, n] the node of each tree, at the level of that tree, that inputs where: [f, n] reach; levels fall by one."""
-    at = torch.zeros(len(levels), where.shape[1], dtype=torch.int64, device=where.device)
-    reached = {0: at[-1]}
-    for level in range(levels[0]):
-        at = nodes.descend(where, at)
-        if level + 1 in levels:
-            reached[level + 1] = at[levels.index(level + 1)]
-    return torch.stack([reached[level] for level in levels])
+    reached = nodes.walk(where, levels[0])
+    return torch.stack([reached[level][place] for place, level in enumerate(levels)])
 
 
 def _nodes(tensors: dict[str, Tensor], begin: int, count: int) -> Nodes:
