@@ -293,6 +293,34 @@ def test_curves_bend_lines_and_what_cannot_be_solved_is_one_line():
         solved(series, nn.Linear(2, 1, bias=False))
 
 
+@pytest.mark.parametrize("outputs", [1, 2])
+def test_clients_with_few_rows_are_solved_by_roots_of_their_sums_alike(outputs):
+    draw = torch.Generator().manual_seed(3)
+    n, rows, f = 4, 7, 20
+    x = torch.randn(n, rows, f, generator=draw, dtype=torch.float64)
+    x[1, 3:] = 0  # a client with fewer rows than the others
+    curvature = (x.mT @ x)[:, None].expand(n, outputs, f, f)
+    blank = torch.zeros(n, outputs, dtype=torch.float64)
+    given = partial_pooling.Sums(
+        *(
+            blank + rows if name == "rows" else curvature if name == "curvature" else blank
+            for name in partial_pooling.Sums._fields
+        )
+    )
+    spread = torch.rand(f, generator=draw, dtype=torch.float64) * 10.0 ** torch.arange(-6, 4, 0.5)
+    noise = torch.tensor([0.1, 1e-4, 3.0, 20.0], dtype=torch.float64)
+    vectors = torch.randn(n, f, generator=draw, dtype=torch.float64)
+    few = partial_pooling.choose_posterior(given)(spread, noise, outputs - 1)
+    many = partial_pooling.choose_posterior(given._replace(rows=blank + f))(spread, noise, outputs - 1)
+    for ours, theirs in (
+        (few.times(vectors), many.times(vectors)),
+        (few.information, many.information),
+        (few.learned, many.learned),
+    ):
+        scale = float(theirs.abs().max())
+        torch.testing.assert_close(ours, theirs, rtol=1e-7, atol=1e-9 * scale)
+
+
 def test_hardly_any_rows_give_numbers():
     """Two rows of each of ten clients, more columns than rows, and one column twice."""
     draw = torch.Generator().manual_seed(0)

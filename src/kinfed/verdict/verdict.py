@@ -274,7 +274,8 @@ class _Pairs(NamedTuple):
         gains = self.sign * (mine - others)
         if relative:
             ratios = np.log(others / mine)
-            relative = np.abs(ratios).max() <= math.log(FARTHEST) and np.sign(ratios.mean()) == np.sign(gains.mean())
+            farthest, mean = float(np.abs(ratios).max()), float(ratios.mean())
+            relative = farthest <= math.log(FARTHEST) and (mean > 0) == (float(gains.mean()) > 0)
         values = ratios if relative else gains
         sizes = self.kind.totals or [list(map(len, seed)) for seed in self.mine]
         counts = np.array(sizes)[:, self.paired_clients].sum(0)

@@ -190,7 +190,9 @@ class PartialPooling(Method, Explains, Advises, Solves):
         server = server._replace(sums=sums if units is None else units.to_units(sums))
         identified = 1 - 1 / server.centre.shape[1] if isinstance(roster.task, Classification) else 1.0
         steps = self.steps << 2 * min(roster.round, GROWS) if squared else self.steps
-        server = settle(server, partial(step, squared=squared, common=self.common, identified=identified), steps)
+        posterior_of = choose_posterior(server.sums)
+        improve = partial(step, squared=squared, common=self.common, identified=identified, posterior_of=posterior_of)
+        server = settle(server, improve, steps)
         server = server._replace(sums=sums, moved=(server.coefficients - begin).abs().max())
         if self.kin and (roster.round < DRAWN or not _is_complete(server)):
             return self._draw_to_kin(server)._replace(moved=torch.full_like(server.moved, MOST))
@@ -417,14 +419,24 @@ def _deviations(squares: Tensor, rows: Tensor, common: float) -> Tensor:
     return torch.where(rows > LEAST, (variance * rows + common * usual) / (rows + common), usual).sqrt()
 
 
-def step(server: Server, squared: bool, common: float, identified: float = 1.0) -> Server:
+def step(
+    server: Server,
+    squared: bool,
+    common: float,
+    identified: float = 1.0,
+    posterior_of: "Callable[[Tensor, Tensor, int], Posterior] | None" = None,
+) -> Server:
     """Everybody's coefficients by the variances so far, and the variances by these coefficients.
 
     Of `squared` errors the noise is estimated too, with `common` rows of all clients added to each client's.
     `identified` is the share of directions of which rows can say anything: of a softmax of C outputs not that in which
-    all are alike.
+    all are alike. `posterior_of` is what `choose_posterior` gives for these sums.
     """
-    outputs = [_one_output(server, k, squared, common, identified) for k in range(server.centre.shape[1])]
+    posterior_of = choose_posterior(server.sums) if posterior_of is None else posterior_of
+    outputs = [
+        _one_output(server, k, posterior_of(server.spread[:, k], server.noise[:, k], k), squared, common, identified)
+        for k in range(server.centre.shape[1])
+    ]
     centre, spread, noise, penalty, coefficients = (torch.stack(parts, -1) for parts in zip(*outputs, strict=True))
     return server._replace(centre=centre, spread=spread, noise=noise, penalty=penalty, coefficients=coefficients)
 
@@ -459,25 +471,21 @@ def _leap(first: Server, second: Server, third: Server) -> Server:
     return third._replace(spread=spread, noise=noise, penalty=penalty[0])
 
 
-def _one_output(server: Server, k: int, squared: bool, common: float, identified: float) -> tuple[Tensor, ...]:
+def _one_output(
+    server: Server, k: int, posterior: "Posterior", squared: bool, common: float, identified: float
+) -> tuple[Tensor, ...]:
     """The step for one of the outputs."""
     sums, spread, noise, penalty = server.sums, server.spread[:, k], server.noise[:, k], server.penalty[k]
     curvature = _curvature(sums, k)
     slope, kin = sums.slope[:, :, k], server.kin[:, :, k]  # [N, f]
     n, f, precise, noise_of = len(curvature), len(spread), 1 / spread, noise[:, None]
-    posterior = _posterior(sums, spread, noise, k)
     rest = (slope - _times(curvature, kin)) / noise_of  # what the centre and a client's own deviation explain
-    # X'V^-1 X with V = X D X' + s I is X'X P D^-1 / s, and X'V^-1 y is D^-1 P X'y / s.
-    information = torch.einsum("nfg,ngh->fh", curvature / noise_of[:, None], posterior) * precise
-    information = (information + information.T) / 2
     scale = _scale(sums, k, squared)
-    uncertain = inverse(information + torch.diag(penalty * scale))
-    centre = uncertain @ (_times(posterior, rest).sum(0) * precise)
-    away = _times(posterior, rest - _times(curvature, centre.expand(n, f)) / noise_of)
+    uncertain = inverse(posterior.information + torch.diag(penalty * scale))
+    centre = uncertain @ (posterior.times(rest).sum(0) * precise)  # X'V^-1 y is D^-1 P X'y / s
+    away = posterior.times(rest - _times(curvature, centre.expand(n, f)) / noise_of)
     coefficients = centre + kin + away
-    learned = identified * (1 - torch.diagonal(posterior, dim1=1, dim2=2) * precise).clamp(
-        min=0
-    )  # [N, f] of each deviation
+    learned = identified * posterior.learned.clamp(min=0)  # [N, f] of each deviation
     usual = spread.log().mean().exp()
     spread = ((away.square().sum(0) + USUAL * usual) / (learned.sum(0) + USUAL)).clamp(LEAST, MOST)
     free = identified * (f - penalty * (torch.diagonal(uncertain) * scale).sum()).clamp(min=1e-3)
@@ -500,6 +508,54 @@ def _curvature(sums: Sums, k: int) -> Tensor:
 def _posterior(sums: Sums, spread: Tensor, noise: Tensor, k: int) -> Tensor:
     """[N, f, f] covariances of clients' coefficients of one output, by its spread: [f] and noise: [N]."""
     return inverse(_curvature(sums, k) / noise[:, None, None] + torch.diag(1 / spread))
+
+
+class Posterior(NamedTuple):
+    """What a step asks of clients' posteriors P = (X'X / s + D^-1)^-1, with noise s and D = diag(spread)."""
+
+    times: Callable[[Tensor], Tensor]  # [N, f] of P with each client's vector: [N, f]
+    information: Tensor  # [f, f] the sum over clients of X'V^-1 X, with V = X D X' + s I
+    learned: Tensor  # [N, f] the diagonal of 1 - P D^-1
+
+
+def choose_posterior(sums: Sums) -> Callable[[Tensor, Tensor, int], Posterior]:
+    """A function of spread: [f], noise: [N] and an output, that suits how many rows clients have.
+
+    Where all have fewer rows than half of the inputs, it works with roots of X'X of so many columns.
+    """
+    if 2 * float(sums.rows.max()) >= sums.curvature.shape[-1]:
+        return partial(_posterior_of_many, sums)
+    return partial(_posterior_of_few, _find_roots(sums.curvature))
+
+
+def _posterior_of_many(sums: Sums, spread: Tensor, noise: Tensor, k: int) -> Posterior:
+    matrices, precise = _posterior(sums, spread, noise, k), 1 / spread
+    # X'V^-1 X is X'X P D^-1 / s.
+    information = torch.einsum("nfg,ngh->fh", _curvature(sums, k) / noise[:, None, None], matrices) * precise
+    learned = 1 - torch.diagonal(matrices, dim1=1, dim2=2) * precise
+    return Posterior(partial(_times, matrices), (information + information.T) / 2, learned)
+
+
+def _find_roots(curvature: Tensor) -> Tensor:
+    """[N, k, f, r] roots B with B B' = X'X: [N, k, f, f], of so many columns as the largest rank."""
+    values, vectors = torch.linalg.eigh(curvature)  # in ascending order
+    least = torch.finfo(values.dtype).eps * values.shape[-1] * values[..., -1:]
+    rank = max(1, int((values > least).sum(-1).max()))
+    return vectors[..., -rank:] * values[..., None, -rank:].clamp(min=0).sqrt()
+
+
+def _posterior_of_few(roots: Tensor, spread: Tensor, noise: Tensor, k: int) -> Posterior:
+    """By Woodbury's identity: P = D - D W'W D, with W'W = B (s I + B'D B)^-1 B', which is X'V^-1 X."""
+    root = roots[:, k if roots.shape[1] > 1 else 0]  # [N, f, r]
+    inner = root.mT @ (spread[:, None] * root) + noise[:, None, None] * torch.eye(root.shape[-1], dtype=root.dtype)
+    half = torch.linalg.solve_triangular(torch.linalg.cholesky(inner), root.mT, upper=False)  # W: [N, r, f]
+
+    def times(vectors: Tensor) -> Tensor:
+        scaled = spread * vectors
+        return scaled - spread * _times(half.mT, _times(half, scaled))
+
+    stacked = half.flatten(0, 1)  # [N r, f]
+    return Posterior(times, stacked.T @ stacked, half.square().sum(1) * spread)
 
 
 def _scale(sums: Sums, k: int, squared: bool) -> Tensor:
@@ -549,7 +605,7 @@ def inverse(matrix: Tensor) -> Tensor:
 
 
 def _times(matrices: Tensor, vectors: Tensor) -> Tensor:
-    """[N, f] the product of each of [N, f, f] with its vector: [N, f]."""
+    """[N, f] the product of each of [N, f, g] with its vector: [N, g]."""
     return torch.einsum("nfg,ng->nf", matrices, vectors)
 
 
