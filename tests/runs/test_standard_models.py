@@ -41,15 +41,26 @@ def test_ridges_are_those_of_scikit_learn(monkeypatch):
     ]
     np.testing.assert_allclose(each[:, 0], np.concatenate(expected), rtol=1e-8, atol=1e-10)
 
-    train, test = (torch.cat(list(data.rows[split])) for split in ("train", "test"))
-    who = [np.repeat(np.eye(8), [len(one) for one in data.rows[split]], 0) for split in ("train", "test")]
-    x = data.x[train].numpy()
-    wide = np.hstack([x - x.mean(0), who[0]])
-    target = data.y[train].numpy()
-    pooled = Ridge(2.5, fit_intercept=False).fit(wide, target - target.mean())
-    asked = np.hstack([data.x[test].numpy() - x.mean(0), who[1]])
-    answers = found["a ridge of all rows"].answers["test"][:, 0]
-    np.testing.assert_allclose(answers, pooled.predict(asked) + target.mean(), rtol=1e-8, atol=1e-9)
+
+@pytest.mark.parametrize("level", [0.0, 3.0])
+def test_a_ridge_of_all_rows_knows_the_client_where_validation_rows_say_so(monkeypatch, level):
+    data = Federation.from_arrays(*rows(level=level))
+    monkeypatch.setattr(made, "PENALTIES", (2.5,))
+    (answers,) = [m.answers["test"][:, 0] for m in standard_models(data)[0] if m.name == "a ridge of all rows"]
+    parts = {split: torch.cat(list(data.rows[split])) for split in ("train", "validation", "test")}
+    who = {split: np.repeat(np.eye(8), [len(at) for at in data.rows[split]], 0) for split in parts}
+    middle, target = data.x[parts["train"]].numpy().mean(0), data.y[parts["train"]].numpy()
+
+    def fit(knows):
+        """Its answers to validation and test rows."""
+        wide = {split: np.hstack([data.x[at].numpy() - middle, who[split] * knows]) for split, at in parts.items()}
+        model = Ridge(2.5, fit_intercept=False).fit(wide["train"], target - target.mean())
+        return [model.predict(wide[split]) + target.mean() for split in ("validation", "test")]
+
+    truth = data.y[parts["validation"]].numpy()
+    losses = {knows: np.square(fit(knows)[0] - truth).mean() for knows in (False, True)}
+    assert (losses[True] < losses[False]) == (level > 0)
+    np.testing.assert_allclose(answers, fit(level > 0)[1], rtol=1e-8, atol=1e-9)
 
 
 def test_who_wins_is_who_should():

@@ -43,7 +43,7 @@ from .config.named_baselines import NamedBaseline
 Array = NDArray[np.float64]
 Answers = dict[str, Array]  # by split: [n, k] a model's outputs for the rows of all clients, one after the other
 
-PENALTIES = tuple(10.0**power for power in range(-3, 5))  # of ridges, in squared deviations of an input
+PENALTIES = tuple(10.0**power for power in range(-3, 6))  # of ridges, in squared deviations of an input
 STRENGTHS = (0.03, 0.3, 3.0)  # C of logistic and Poisson regressions
 RAREST = 1e-6  # the least probability of a class
 PSEUDO = 5.0  # rows of all clients that are added to a client's, where its mean is an input
@@ -237,7 +237,7 @@ def _of_numbers(data: _Data, forecasts: bool) -> Iterator[_Recipe]:
     yield _Recipe(
         f"a ridge {POOLED}",
         True,
-        lambda: _tune(data, PENALTIES, _ridge_with_clients(x, y, who, data.clients, w)),
+        lambda: _tune_pooled(data, PENALTIES, _pooled_ridge(x, y, who, data.clients, w)),
         large,
     )
     losses: list[dict[str, Any]] = [{"loss": "quantile", "quantile": level} for level in data.levels]
@@ -332,9 +332,7 @@ def _of_counts(data: _Data, middle: float) -> Iterator[_Recipe]:
     if not (_times(y, w) > 0).any():  # the logarithm of a mean of 0 has no gradient
         return
     large = data.too_large()
-    yield _Recipe(
-        f"a Poisson regression {POOLED}", True, lambda: _poisson_with_clients(data, x, y, who, middle, w), large
-    )
+    yield _Recipe(f"a Poisson regression {POOLED}", True, lambda: _pooled_poisson(data, x, y, who, middle, w), large)
 
     def boost() -> Answers:
         counts = _boost(data, x, y[:, 0], who, np.exp(mean) * middle, {"loss": "poisson"}, w)
@@ -374,9 +372,7 @@ def _of_labels(data: _Data, classes: int) -> Iterator[_Recipe]:
     if (y == y[0]).all():  # scikit-learn tells classes from each other, and here is nothing to tell
         return
     large = data.too_large()
-    yield _Recipe(
-        f"a logistic regression {POOLED}", True, lambda: _logistic_with_clients(data, x, y, who, classes, w), large
-    )
+    yield _Recipe(f"a logistic regression {POOLED}", True, lambda: _pooled_logistic(data, x, y, who, classes, w), large)
     yield _Recipe(f"boosting {POOLED}", True, lambda: _boosted_labels(data, x, y, who, classes, w), large)
 
 
@@ -471,7 +467,8 @@ def _constant(data: _Data, values: Array) -> Tuned:
 def _tune(data: _Data, strengths: Sequence[Any], make: Callable[[Any], Model], middle: float = 0.0) -> Tuned:
     """The answers of the strength whose validation loss is lowest: the squared error, or the log loss of labels.
 
-    With `middle`, the mean of all counts, it is the part of their deviance that answers change.
+    Without validation rows it is the strength in the middle. With `middle`, the mean of all counts, the loss is the
+    part of their deviance that answers change.
     """
     models = [_answers(data, make(item)) for item in strengths]
     truth, w = data.y["validation"], data.weight["validation"]
@@ -523,10 +520,18 @@ def _fit_each(x: Array, y: Any, who: NDArray[np.int64], w: Array | None, fit: Ca
     return answer
 
 
-def _ridge_with_clients(
+def _tune_pooled(
+    data: _Data, strengths: Sequence[float], make: Callable[[float, bool], Model], middle: float = 0.0
+) -> Tuned:
+    """The same of a model of all rows that may know the client, as it does in the middle of an odd number."""
+    options = [(strength, knows) for strength in strengths for knows in (False, True)]
+    return _tune(data, options, lambda option: make(*option), middle)
+
+
+def _pooled_ridge(
     x: Array, y: Array, who: NDArray[np.int64], clients: int, w: Array | None = None
-) -> Callable[[float], Model]:
-    """A ridge of all rows, whose intercept differs by client, with the same penalty on all coefficients."""
+) -> Callable[[float, bool], Model]:
+    """A ridge of all rows, with one penalty of all coefficients; if it knows the client, each has its own intercept."""
     every, middle = np.average(x, 0, w), np.average(y, 0, w)
     count = np.bincount(who, w, clients).astype(float)
     sums, totals = np.zeros((clients, x.shape[1])), np.zeros((clients, y.shape[1]))
@@ -535,12 +540,13 @@ def _ridge_with_clients(
     np.add.at(totals, who, rest)
     square, product = away.T @ (x - every), away.T @ (y - middle)
 
-    def make(penalty: float) -> Model:
-        # The clients' intercepts are eliminated: each is (total - sums w) / (count + penalty).
-        shrunk = sums / (count + penalty)[:, None]
+    def make(penalty: float, knows: bool) -> Model:
+        # The clients' intercepts are eliminated: each is (total - sums w) / (count + penalty), or 0.
+        heavy = (count + (penalty if knows else math.inf))[:, None]
+        shrunk = sums / heavy
         left = square + penalty * np.eye(len(square)) - sums.T @ shrunk
         weights = np.linalg.solve(left, product - shrunk.T @ totals)
-        intercepts = middle + (totals - sums @ weights) / (count + penalty)[:, None]
+        intercepts = middle + (totals - sums @ weights) / heavy
         return lambda x, who: intercepts[who] + (x - every) @ weights
 
     return make
@@ -583,38 +589,43 @@ def _boosted_labels(
     return _answers(data, lambda x, who: _logs(model, np.hstack([x, encoded[who]]), classes))
 
 
-def _logistic_with_clients(
+def _pooled_logistic(
     data: _Data, x: Array, y: NDArray[np.int64], who: NDArray[np.int64], classes: int, w: Array | None = None
 ) -> Tuned:
-    """A logistic regression of all rows, in which the client is a category."""
+    """A logistic regression of all rows, in which the client may be a category."""
     from sklearn.linear_model import LogisticRegression
 
-    def make(strength: float) -> Model:
-        model = LogisticRegression(C=strength, max_iter=100).fit(_widen(x, who, data.clients), y, w)
-        return lambda x, who: _logs(model, _widen(x, who, data.clients), classes)
+    def make(strength: float, knows: bool) -> Model:
+        inputs = partial(_widen, clients=data.clients if knows else 0)
+        model = LogisticRegression(C=strength, max_iter=100).fit(inputs(x, who), y, w)
+        return lambda x, who: _logs(model, inputs(x, who), classes)
 
-    return _tune(data, STRENGTHS, make)
+    return _tune_pooled(data, STRENGTHS, make)
 
 
-def _poisson_with_clients(
+def _pooled_poisson(
     data: _Data, x: Array, y: Array, who: NDArray[np.int64], middle: float, w: Array | None = None
 ) -> Tuned:
-    """A Poisson regression of all rows, in which the client is a category."""
+    """A Poisson regression of all rows, in which the client may be a category."""
     from sklearn.linear_model import PoissonRegressor
 
     total = len(x) if w is None else w.sum()
 
-    def make(strength: float) -> Model:
+    def make(strength: float, knows: bool) -> Model:
+        inputs = partial(_widen, clients=data.clients if knows else 0)
         model = PoissonRegressor(alpha=1 / (strength * total), max_iter=300, tol=1e-7)
-        model.fit(_widen(x, who, data.clients), y[:, 0], w)
-        return lambda x, who: log_counts(model.predict(_widen(x, who, data.clients)), middle)[:, None]
+        model.fit(inputs(x, who), y[:, 0], w)
+        return lambda x, who: log_counts(model.predict(inputs(x, who)), middle)[:, None]
 
-    return _tune(data, STRENGTHS, make, middle)
+    return _tune_pooled(data, STRENGTHS, make, middle)
 
 
 def _widen(x: Array, who: NDArray[np.int64], clients: int) -> Any:
-    """Sparse [n, d + N]: rows x: [n, d], and for each client whether a row is its own."""
+    """Sparse [n, d + N]: rows x: [n, d], and for each client whether a row is its own; x of no clients."""
     from scipy import sparse
+
+    if not clients:
+        return x
 
     category = sparse.csr_matrix((np.ones(len(who)), (np.arange(len(who)), who)), (len(who), clients))
     return sparse.hstack([sparse.csr_matrix(x), category]).tocsr()
