@@ -69,7 +69,7 @@ def test_scores_without_an_edge_by_another_way(digits):
     run = FinalServer(saved, saved.task)
     found = explain(digits, 1, 3)
     row = Counterfactual(run, 1).row
-    theta = torch.zeros(saved.architecture.layout.size)
+    theta = torch.zeros(saved.layout.size)
     for layer, weights in zip(run.model.layout.layers, row, strict=True):
         rest = weights.clone()
         rest[3] = 0

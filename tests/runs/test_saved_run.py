@@ -44,7 +44,7 @@ def test_an_opened_run_knows_its_clients_task_classes_columns_and_models(shops):
     assert run.task == kinfed.Classification(2, by_class=True, selects="loss")  # a rare class somewhere
     assert run.classes == ["no", "yes"]
     assert [column.name for column in run.description.inputs] == ["age", "kind"]
-    assert run.theta("shop 3").shape == (run.architecture.layout.size,)
+    assert run.theta("shop 3").shape == (run.layout.size,)
     assert set(run.personal("shop 3")._fields) == {"theta", "features", "classes", "weight"}
     written = load_file(shops / "run" / "models.safetensors")
     assert torch.equal(run.personal("shop 3").features, written["shop 3/features"])

@@ -96,7 +96,7 @@ def test_safetensors_hold_the_same_model(shops, capsys):
     run = kinfed.Run.open(shops / "run")
     arrays = load_file(out / "shop 3.safetensors")
     assert torch.equal(arrays["features"], run.personal("shop 3").features)
-    assert torch.equal(run.architecture.layout.flatten(arrays), run.theta("shop 3"))
+    assert torch.equal(run.layout.flatten(arrays), run.theta("shop 3"))
 
 
 def test_onnx_models_of_series_and_of_counts_answer_as_the_run_does(tmp_path):

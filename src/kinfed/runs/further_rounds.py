@@ -10,7 +10,7 @@ from ..files import write_json
 from .config import experiment as config
 from .config.experiment import Experiment
 from .final_state import StateFile
-from .run import Run
+from .run import open_models_file
 from .run_folder import RunFolder
 
 ROUNDS = "rounds="
@@ -34,7 +34,7 @@ def further(path: Path, overrides: Sequence[str] = ()) -> tuple[Experiment, RunF
     for run in folder.repeats(summary):
         StateFile(run)
         if run.models.exists():
-            assert Run(run).models_file  # which is checked
+            open_models_file(run, run.read_summary())
     method = config.of_run(folder.config).method_name
     before = (summary.provenance.former or {"rounds": 0})["rounds"]
     table = config.read(str(folder.config), list(overrides))

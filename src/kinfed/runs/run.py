@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from ..core import checkpoint
 from ..core.copies import duplicate
 from ..core.graph import NeighbourLists, Relation
+from ..core.layout import Layout
 from ..core.method import Compared, Method
 from ..core.mixins import Explains, export, model_for
 from ..core.model import Model
@@ -63,6 +64,7 @@ class Run:
     ) -> None:
         """As `open`, but files are read, and checked, when they are asked for."""
         self.folder, self._module, self._method, self._head = folder, module, method, head
+        self._file: ModelsFile | None = None  # of its models; None until these are asked for, or if they are at sites
         self._beside: dict[str, Run] = {}
 
     def __repr__(self) -> str:
@@ -86,11 +88,12 @@ class Run:
             UsageError: the folder holds no finished run, or its files do not belong together.
         """
         run = Run(RunFolder(folder), module, method, head)
-        if run.names and run.models_file is None:  # of a run with several seeds there are none: it raises
+        _ = run.names  # of a run with several seeds there are none: it raises
+        if run.summary.sites is not None and not run.folder.models.exists():
             raise UsageError(
                 f"{folder}: its models stayed at the sites; predict there: kinfed predict kinfed-site/NAME FILE"
             )
-        assert run.architecture  # which is checked
+        _ = run.architecture  # which is checked
         return run
 
     @cached_property
@@ -117,31 +120,18 @@ class Run:
         return self._method if self.experiment is None else self._method or self.experiment.method
 
     @cached_property
-    def models_file(self) -> ModelsFile | None:
-        """The file of its models; None if they stayed at the sites."""
-        if self.summary.sites is not None and not self.folder.models.exists():
-            return None
-        try:
-            file = ModelsFile(self.folder.models)
-        except UNREADABLE as problem:
-            why = f"{self.folder.models} cannot be read ({problem!s:.200}); copy the whole folder again, or run again"
-            raise UsageError(why) from None
-        if file.identity != self.summary.provenance.identity:
-            raise self.folder.of_another(self.folder.models)
-        return file
-
-    @cached_property
     def architecture(self) -> Model:
         """The model with the initial parameters; its `layout` says where each tensor is in theta."""
-        folder, file, names, data = self.folder, self.models_file, self.names, self.summary.data
+        folder, names, data = self.folder, self.names, self.summary.data
         if self.experiment is not None and (data.shape is None or data.outputs is None):
             raise UsageError(f"{folder.summary} is not a run's summary: it has no 'shape' and 'outputs'")
         module = self._module if self.experiment is None else self.experiment.architecture(self.summary)
         if not isinstance(module, nn.Module):
             raise UsageError(f"module must be an nn.Module, such as torch.nn.Linear(8, 2); got {module!r:.80}")
-        if file is None:
+        if self.summary.sites is not None and not folder.models.exists():
             assert self.method is not None
             return model_for(self.method, module, None, torch.float32)
+        self._file = file = open_models_file(folder, self.summary)
         if file.method and self.method is None:
             raise UsageError(
                 f"{folder}: only its method, {file.method}, knows how its models predict; pass it as it was given "
@@ -159,6 +149,11 @@ class Run:
                 f"'{lacking[0]}', whom {folder.summary.name} names; copy the whole folder again, or run again"
             )
         return model
+
+    @property
+    def layout(self) -> Layout:
+        """Where each tensor and each layer of a model lies in theta."""
+        return self.architecture.layout
 
     @property
     def names(self) -> list[str]:
@@ -247,7 +242,8 @@ class Run:
         if (kept := self.find_kept_run(client)) is not self:
             return kept.personal(client)
         try:
-            return (self.models_file or ModelsFile(self.folder.models)).read_personal(client, self.architecture)
+            model = self.architecture
+            return (self._file or ModelsFile(self.folder.models)).read_personal(client, model)
         except UNREADABLE as problem:
             raise _unfit(self.folder, problem) from None
 
@@ -342,6 +338,18 @@ class Run:
         verdict = baselines.verdict(summary.method, summary.metric, [mine], floor, notes=notes)
         assert verdict is not None  # as there is Local
         return verdict
+
+
+def open_models_file(folder: RunFolder, summary: Summary) -> ModelsFile:
+    """The file of a run's models; raises UsageError for one that cannot be read, or of another run."""
+    try:
+        file = ModelsFile(folder.models)
+    except UNREADABLE as problem:
+        why = f"{folder.models} cannot be read ({problem!s:.200}); copy the whole folder again, or run again"
+        raise UsageError(why) from None
+    if file.identity != summary.provenance.identity:
+        raise folder.of_another(folder.models)
+    return file
 
 
 def open_seeds(folder: RunFolder) -> list[Run]:

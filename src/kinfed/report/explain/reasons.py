@@ -213,7 +213,7 @@ def _compare_models(
     weighs = "" if server is None else Explains.from_method(unwrap(server.method)).weighs
     why = weighs or f"the run kept nothing of what {saved.summary.method} compares"
     notes.append(f"{why}; saved models are compared instead")
-    learned = saved.architecture.layout.trainable
+    learned = saved.layout.trainable
     models = {j: saved.theta(position=j)[learned].double() for j in dict.fromkeys([i, *places])}
     values = np.full(len(saved.names), math.nan)
     if server is not None:

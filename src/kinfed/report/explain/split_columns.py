@@ -38,9 +38,9 @@ class SplitColumns(NamedTuple):
     def from_run(cls, saved: Run) -> "SplitColumns | None":
         """Those of a finished run; None if it grew no trees."""
         method = None if saved.method is None else unwrap(saved.method)
-        if not isinstance(method, PersonalBoosting | Standard) or "leaf" not in saved.architecture.layout.names:
+        if not isinstance(method, PersonalBoosting | Standard) or "leaf" not in saved.layout.names:
             return None
-        layout, names = saved.architecture.layout, list(saved.names)
+        layout, names = saved.layout, list(saved.names)
         grown = [i for i, name in enumerate(names) if saved.find_kept_run(name) is saved]
         theta = torch.stack([saved.theta(position=i).double().cpu() for i in grown])  # [G, d]
         inputs = _name_inputs(saved.description, layout.tensors(theta[0])["head.weight"].shape[1])
