@@ -256,9 +256,10 @@ def test_every_command_on_a_page_is_one_that_kinfed_takes(page, tmp_path, monkey
             plan_sweep(study, asked.method.split(",") if asked.method else [], asked.overrides).check()
         elif words[:2] == ["papers", "run"]:
             assert asked.table in tables(), command
-            known_rows, known_columns = load(asked.table).rows, load(asked.table).columns
-            assert {*asked.method.split(","), "", "mine.py:Stay"} <= {*known_rows, "", "mine.py:Stay"}, command
-            assert {*asked.column.split(","), ""} <= {*known_columns, ""}, command
+            table = load(asked.table)
+            methods = {*table.rows, *table.others, *METHODS, "mine.py:Stay", ""}
+            assert {*asked.method.split(",")} <= methods, command
+            assert {*asked.column.split(",")} <= {*table.columns, ""}, command
         elif words[:2] == ["papers", "list"]:
             assert asked.subject in SUBJECTS, command
         elif words[0] == "list" and asked.subject in (*REGISTRIES, CITATIONS):
