@@ -173,7 +173,7 @@ def test_a_newcomer_has_its_own_scale_where_members_have_theirs(tmp_path):
     head = "site,heat,sold"
     for name, rows in {"all": [row for each in lines.values() for row in each], "new": lines["N"]}.items():
         (tmp_path / f"{name}.csv").write_text("\n".join([head, *rows]) + "\n")
-    data = {"name": "csv", "path": tmp_path / "all.csv", "client": "site", "target": "sold"}
+    data = {"name": "csv", "path": tmp_path / "all.csv", "client": "site", "target": "sold", "scale": "auto"}
     settings = [f"federation.dataset.{key}={value}" for key, value in data.items()]
     raw = experiment.read("fedavg", [*settings, "federation.newcomers=['N']", *NET])
     launch(experiment.resolve(raw), tmp_path / "run", Execution("loop", 1))

@@ -197,7 +197,7 @@ class PersonalBoosting(Method, Explains, Advises, Solves):
             slope, curvature = sums.leaves[:2]
             weight = (curvature + self.ridge).clamp(min=TINY)
             shared = _order(roster.task, tensors, grown - depth, slope / weight, weight)
-            shared = self._bound_leaf(roster.task, shared)
+            shared = _bound_leaf(roster.task, shared)
             tensors["leaf"][grown - depth] = self.rate * shared
             if self.penalty is None:
                 after = _estimate_penalty(after, sums.leaves, grown - depth, self.ridge)
@@ -238,9 +238,6 @@ class PersonalBoosting(Method, Explains, Advises, Solves):
         draw = torch.rand(count, generator=generator(roster.seed, "columns", max(tree, 0)))
         return (draw <= draw.sort().values[max(1, round(self.columns * count)) - 1]).to(roster.theta.device)
 
-    def _bound_leaf(self, task: Any, leaf: Tensor) -> Tensor:
-        return leaf.clamp(-STEEPEST, STEEPEST) if isinstance(task, Counts) else leaf
-
     def _correct(self, client: Client, state: Tree, received: Tree) -> tuple[Tensor, Own]:
         """[n, k] the outputs for the client's training rows, and its state, when all finished trees are corrected."""
         x, y, real = client.data
@@ -257,7 +254,7 @@ class PersonalBoosting(Method, Explains, Advises, Solves):
             shared = leaf[t] / self.rate
             weight = (curvature + received.penalty[t]).clamp(min=TINY)
             answer = _order(client.task, tensors, t, shared + (slope - curvature * shared) / weight, weight)
-            deviation = self.rate * (self._bound_leaf(client.task, answer) - shared)
+            deviation = self.rate * (_bound_leaf(client.task, answer) - shared)
             deviations.append(torch.where(state.corrected > t, state.deviation[t], deviation.to(leaf.dtype)))
             outputs = outputs + (leaf[t] + deviations[-1])[at[t]]
         after = [deviation[None] for deviation in deviations]
@@ -496,3 +493,7 @@ def _shapes(layout: Layout) -> dict[str, torch.Size]:
     if not {"column", "threshold", "lost", "leaf", "head.weight", "head.bias"} <= shapes.keys():
         raise UsageError("personal boosting grows the model 'trees', all of which travels; set model.name=trees")
     return shapes
+
+
+def _bound_leaf(task: Any, leaf: Tensor) -> Tensor:
+    return leaf.clamp(-STEEPEST, STEEPEST) if isinstance(task, Counts) else leaf
