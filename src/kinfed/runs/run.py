@@ -389,7 +389,10 @@ def _find_half_widths(run: Run, level: float) -> Tensor:
         why = {
             "classification": "its answers are classes, each with a probability",
             "quantiles": "its answers are quantiles, which are bounds already",
-        }.get(str(task), "it keeps no errors of test rows, as a run of a table or series does; run it again")
+        }.get(
+            str(task),
+            "it keeps no errors of test rows that were not trained on, as that of a table or series does; run it again",
+        )
         raise UsageError(f"{run.summary.out or 'the run'} has no intervals: {why}")
     return torch.from_numpy(find_half_widths(run.errors, level))
 

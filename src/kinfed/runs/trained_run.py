@@ -112,10 +112,13 @@ class TrainedRun(Run):
     def errors(self) -> list[NDArray[Any]]:
         """The answers to test rows of a table or series less the truth, in its unit: float32 [n, C] for each client.
 
-        None of classes, of a task of one's own, or if the models stayed at their sites.
+        None of classes, of a task of one's own, of rows that were trained on, or if the models stayed at their sites.
         """
         federation = self.federation
         if type(federation.task) not in (Regression, Counts, Forecasting) or self._test_answers is None:
+            return []
+        tested, trained = (torch.cat(list(federation.rows[split])) for split in ("test", "train"))
+        if torch.isin(tested, trained).any():
             return []
         answers, truth = self._test_answers
         meaning = Answers.from_summary(self.summary, federation.columns)
