@@ -44,9 +44,13 @@ def baselines(x, y, rows, by):
         stack = sparse.vstack if form is wide else np.vstack
         return stack([form(at, i) for i, at in enumerate(rows["train"])]), y[np.concatenate(rows["train"])]
 
-    def pooled(strength):
-        model = LogisticRegression(C=strength, max_iter=100).fit(*together(wide))
-        return lambda at, i: spread(model, wide(at, i))
+    def plain(at, i):
+        return x[at]
+
+    def pooled(option):
+        strength, form = option
+        model = LogisticRegression(C=strength, max_iter=100).fit(*together(form))
+        return lambda at, i: spread(model, form(at, i))
 
     def boosted():
         model = HistGradientBoostingClassifier(
@@ -62,8 +66,8 @@ def baselines(x, y, rows, by):
             losses_of_clients.append(-np.log(p / p.sum(1, keepdims=True))[np.arange(len(at)), y[at]])
         return losses_of_clients
 
-    def best(make):
-        models = [make(strength) for strength in STRENGTHS]
+    def best(make, options=STRENGTHS):
+        models = [make(option) for option in options]
         return min(models, key=lambda model: np.concatenate(losses(model, "validation")).mean())
 
     def right(model, split):
@@ -72,7 +76,10 @@ def baselines(x, y, rows, by):
     models = {
         "the client's commonest label": (False, lambda at, i: np.tile(smooth(0.1)[i], (len(at), 1))),
         "a logistic regression for each client": (False, best(own)),
-        "a logistic regression of all rows": (True, best(pooled)),
+        "a logistic regression of all rows": (
+            True,
+            best(pooled, [(c, form) for c in STRENGTHS for form in (plain, wide)]),
+        ),
         "boosting of all rows": (True, boosted()),
     }
     result = {}
