@@ -24,7 +24,7 @@ from kinfed import (
     from_frame,
 )
 from kinfed.methods.solved import partial_pooling
-from kinfed.methods.solved.partial_pooling import PartialPooling, Server, Sums, step, sums
+from kinfed.methods.solved.partial_pooling import PartialPooling, Server, Sums, choose_posterior, step, sums
 from kinfed.models.additive import additive
 from kinfed.models.changes import changes
 from kinfed.models.repeat import repeat
@@ -271,7 +271,7 @@ def test_the_variance_of_clients_logits_is_found(classes):
         found = [sums(Classification(classes), one, y[i], real, server.coefficients[i]) for i in range(clients)]
         server = server._replace(sums=Sums(*map(torch.stack, zip(*found, strict=True))))
         for _ in range(3):
-            server = step(server, squared=False, common=5.0, identified=1 - 1 / classes)
+            server = step(server, False, 5.0, choose_posterior(server.sums), identified=1 - 1 / classes)
     # The difference of two logits has twice their variance, and so has that of two outputs.
     assert server.spread.mean() == pytest.approx(deviation**2, rel=0.15)
 
@@ -310,8 +310,8 @@ def test_clients_with_few_rows_are_solved_by_roots_of_their_sums_alike(outputs):
     spread = torch.rand(f, generator=draw, dtype=torch.float64) * 10.0 ** torch.arange(-6, 4, 0.5)
     noise = torch.tensor([0.1, 1e-4, 3.0, 20.0], dtype=torch.float64)
     vectors = torch.randn(n, f, generator=draw, dtype=torch.float64)
-    few = partial_pooling.choose_posterior(given)(spread, noise, outputs - 1)
-    many = partial_pooling.choose_posterior(given._replace(rows=blank + f))(spread, noise, outputs - 1)
+    few = choose_posterior(given)(spread, noise, outputs - 1)
+    many = choose_posterior(given._replace(rows=blank + f))(spread, noise, outputs - 1)
     for ours, theirs in (
         (few.times(vectors), many.times(vectors)),
         (few.information, many.information),

@@ -130,7 +130,6 @@ class _Grouped(BaseEstimator):  # type: ignore[misc]
         owned = [of[name] for name in names]
         counts = [math.floor(self.validation * len(rows)) for rows in owned]
         counts = counts if min(counts) else [0] * len(owned)
-        self._holds_rows = bool(min(counts))
         draw = generator(self._seed(), "split")
         mixed = [rows[torch.randperm(len(rows), generator=draw)] for rows in owned]
         train = [rows[count:] for rows, count in zip(mixed, counts, strict=True)]
@@ -141,7 +140,7 @@ class _Grouped(BaseEstimator):  # type: ignore[misc]
             dataset.x,
             dataset.y,
             # Test rows say how wide intervals are; where none are held back, they only fill their place.
-            {"train": train, "validation": held, "test": held if self._holds_rows else owned},
+            {"train": train, "validation": held, "test": held if min(counts) else owned},
             dataset.task,
             tuple(names),
             classes=dataset.classes,
@@ -234,7 +233,7 @@ class _Grouped(BaseEstimator):  # type: ignore[misc]
     def _read_interval(self, percent: float) -> float:
         """The share of truths that intervals are to hold; raises UsageError if no rows say how wide they are."""
         share = read_percent(percent, "interval")
-        if not self._holds_rows:
+        if not self.run_.errors:
             raise UsageError(
                 f"intervals need rows that fit held back, and with validation={self.validation:g} some group is too "
                 "small for one; raise validation, such as 0.2"
@@ -321,8 +320,7 @@ class Regressor(RegressorMixin, _Grouped):  # type: ignore[misc]
     `rounds` of training; in each, `epochs` over a group's rows in batches of `batch_size`, by Adam with
     `learning_rate`, which methods that solve do not need; `validation`, the share of each group's rows that is held
     back to select the round and to tell how wide intervals are, unless that is less than one row in some group;
-    `random_state`, a whole number (None is
-    0), by which every draw is fixed.
+    `random_state`, a whole number (None is 0), by which every draw is fixed.
 
     X is an array of numbers, or a frame of pandas or polars, whose text and dates become inputs too. NaN is a missing
     value. Groups are numbers or text, and 1 and "1" are one group.

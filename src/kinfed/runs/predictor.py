@@ -223,20 +223,28 @@ class Predictor:
             values = self.answers.values(self._outputs(x, torch.arange(len(x)), np.zeros(len(x), np.int64)))
             write_errors(path, [(values - y.reshape(len(y), -1)).float().numpy()])
 
-    def with_intervals(self, path: Path, level: float) -> "Predictor":
-        """The same with bounds, between which this share of truths lies, by what `save_errors` has written to a file.
+    def with_kept_intervals(self, path: Path, level: float) -> "Predictor":
+        """See `with_intervals`, by the errors that `save_errors` has written to a file."""
+        return self.with_intervals(read_errors(path) or [], level, path.parent)
 
-        Raises UsageError if there is none, or if it holds too few errors.
+    def with_intervals(self, errors: Sequence[NDArray[Any]], level: float, source: object) -> "Predictor":
+        """The same with bounds, between which this share of truths lies, by the errors: [n, C] on each client's tests.
+
+        Raises UsageError if there are none, or too few; `source` is whose they are.
         """
-        errors = read_errors(path)
-        if errors is not None:
+        if not isinstance(level, int | float) or not 0 < level < 1:
+            raise UsageError(f"interval is the share of truths between its bounds, such as 0.9; got {level!r:.80}")
+        if errors:
             return replace(self, half=torch.from_numpy(find_half_widths(errors, level)))
-        why = "it keeps no errors of test rows, as a site with a table or series does once its run has ended"
+        why = (
+            "it keeps no errors of test rows that were not trained on, as that of a table or series does once it has "
+            "ended; end the run, or run it again"
+        )
         if self.answers.classes:
             why = "its answers are classes, each with a probability"
         elif self.answers.quantiles:
             why = "its answers are quantiles, which are bounds already"
-        raise UsageError(f"{path.parent} has no intervals: {why}")
+        raise UsageError(f"{source} has no intervals: {why}")
 
     def __call__(self, data: Any) -> Any:
         if isinstance(data, np.ndarray | Tensor):

@@ -32,7 +32,6 @@ from .config import experiment as config
 from .config.experiment import Experiment
 from .final_state import StateFile
 from .models_file import ALL, UNREADABLE, ModelsFile
-from .prediction_intervals import find_half_widths
 from .predictor import Answers, Predictor, Source
 from .round_tables import add_seed
 from .row_owners import Unknown
@@ -290,7 +289,9 @@ class Run:
 
         name = None if client is None and position is None else self.name(client, position)
         predictor = Predictor.from_summary(self.summary, self.view_model, find_source, name, unknown)
-        return predictor if interval is None else replace(predictor, half=_find_half_widths(self, interval))
+        if interval is None:
+            return predictor
+        return predictor.with_intervals(self.errors, interval, self.summary.out or "the run")
 
     def predict(
         self,
@@ -378,23 +379,6 @@ def _read_validation(run: Run) -> dict[str, float]:
 def not_comparable(first: Run, second: Run) -> UsageError:
     """The error for runs on other test examples."""
     return UsageError(f"{second} was not tested on the examples of {first}; run both on the same federation")
-
-
-def _find_half_widths(run: Run, level: float) -> Tensor:
-    """See `prediction_intervals.find_half_widths`; raises UsageError if the run has no errors of test rows."""
-    if not isinstance(level, int | float) or not 0 < level < 1:
-        raise UsageError(f"interval is the share of truths between its bounds, such as 0.9; got {level!r:.80}")
-    if not run.errors:
-        task = (run.summary.data.task or {}).get("name")
-        why = {
-            "classification": "its answers are classes, each with a probability",
-            "quantiles": "its answers are quantiles, which are bounds already",
-        }.get(
-            str(task),
-            "it keeps no errors of test rows that were not trained on, as that of a table or series does; run it again",
-        )
-        raise UsageError(f"{run.summary.out or 'the run'} has no intervals: {why}")
-    return torch.from_numpy(find_half_widths(run.errors, level))
 
 
 def client_index(names: Sequence[str], client: object = None, position: int | None = None) -> int:

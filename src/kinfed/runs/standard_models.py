@@ -523,7 +523,10 @@ def _fit_each(x: Array, y: Any, who: NDArray[np.int64], w: Array | None, fit: Ca
 def _tune_pooled(
     data: _Data, strengths: Sequence[float], make: Callable[[float, bool], Model], middle: float = 0.0
 ) -> Tuned:
-    """The same of a model of all rows that may know the client, as it does in the middle of an odd number."""
+    """The same of a model of all rows, which may know the client; it does if there are no validation rows.
+
+    Strengths are an odd number, so such a model is in the middle.
+    """
     options = [(strength, knows) for strength in strengths for knows in (False, True)]
     return _tune(data, options, lambda option: make(*option), middle)
 

@@ -66,7 +66,7 @@ def predictor_at(folder: Path, interval: float | None = None) -> Predictor:
     answers = _answers(fields, columns, series)
     shape = tuple(fields["shape"])
     predictor = Predictor([client], client, shape, answers, lambda _: module, lambda _: source, columns, series)
-    return predictor if interval is None else predictor.with_intervals(folder / ERRORS, interval)
+    return predictor if interval is None else predictor.with_kept_intervals(folder / ERRORS, interval)
 
 
 def keep_errors(folder: Path, federation: Federation) -> None:

@@ -138,7 +138,7 @@ class Preparation:
         if owner is None:  # rows that were dealt to clients who are not their owners
             owners, owner, scale = ("",), torch.zeros(len(dataset.x), dtype=torch.int64), "federation"
         count, whose = len(owners), owner[rows]
-        by_client = ByClient(*_by_owner(numbers, whose, count), lambda i: _medians(numbers[:, i], whose, count))
+        by_client = ByClient(*moments_by_owner(numbers, whose, count), lambda i: _medians(numbers[:, i], whose, count))
         return describe(self.client, statistics, owners, by_client, scale, self.categories)
 
 
@@ -176,7 +176,7 @@ def moments(values: Tensor) -> tuple[Tensor, Tensor]:
     return mean, deviation
 
 
-def _by_owner(x: Tensor, owner: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+def moments_by_owner(x: Tensor, owner: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
     """[N, F] values of each owner, and their means and standard deviations, of x: [n, F]; 0 for a constant."""
     filled, whose = ~x.isnan(), owner[:, None].expand_as(x)
     total = torch.zeros(count, x.shape[1], dtype=x.dtype)

@@ -199,8 +199,8 @@ def _leaks_of_number(look: Look, target: str) -> Iterator[str]:
         if left <= NOISE:
             named = True
             yield f"'{name}' tells '{target}'{where} except {100 * left:.2g} % of its deviation"
-    complete = [name for name in rest if np.isfinite(look.columns[name].values).all()]
-    near = sorted((name for name in complete if np.ptp(look.columns[name].values) > 0), key=rest.__getitem__)
+    varying = (name for name in rest if 0 < np.ptp(look.columns[name].values) < np.inf)  # and complete, else it is NaN
+    near = sorted(varying, key=rest.__getitem__)
     for first, second in itertools.combinations([] if named else near[:COLUMNS], 2):
         pair = np.stack([look.columns[first].values, look.columns[second].values], 1)
         for what, inputs, output in (("weighted sum", pair, y), *_logarithms(pair, y), *_products(pair, y)):

@@ -40,11 +40,11 @@ class TableReader(FormatSettings):
 
     A row is an example: its inputs are the columns `features` (default: all others but those in `ignore`), described by
     training rows alone; but a column's kind, whether it is different in every row, and the set of classes come from all
-    rows. Numbers are scaled to mean 0 and standard deviation 1 over the training rows of all clients
-    together, over each client's own (`scale="client"`), or over these for columns that seem to be in units of each
-    client's own (`"auto"`, see `in_own_units`); where one is missing, the median stands for it, and one
-    more input says so. Text is one input for each of the `categories` most frequent categories, and one for all others.
-    Dates are their year, season, day of the week and time of day. Text that is different in every row is left out.
+    rows. Numbers are scaled to mean 0 and standard deviation 1 over the training rows of all clients together, over
+    each client's own (`scale="client"`), or over these for columns that seem to be in units of each client's own
+    (`"auto"`, see `in_own_units`); where one is missing, the median stands for it, and one more input says so. Text is
+    one input for each of the `categories` most frequent categories, and one for all others. Dates are their year,
+    season, day of the week and time of day. Text that is different in every row is left out.
 
     The target is a label if its column holds text or few whole numbers without gaps, unless `labels` says otherwise:
     else a number, trained by squared error in standard deviations from the mean of all clients and scored in its own

@@ -223,10 +223,9 @@ class PartialPooling(Method, Explains, Advises, Solves):
         sums = server.sums
         if self.units == "client":
             sums = Units.from_sums(sums, roster.task, self.common).to_units(sums)
-        outputs = range(server.centre.shape[1])
-        posterior = [_posterior(sums, server.spread[:, k], server.noise[:, k], k) for k in outputs]
-        left = torch.stack([torch.diagonal(matrices, dim1=1, dim2=2) for matrices in posterior], -1) / server.spread
-        weights: Tensor = (1 - left).clamp(0, 1).mean(-1)
+        posterior_of, outputs = choose_posterior(sums), range(server.centre.shape[1])
+        learned = [posterior_of(server.spread[:, k], server.noise[:, k], k).learned for k in outputs]
+        weights: Tensor = torch.stack(learned, -1).clamp(0, 1).mean(-1)
         return weights
 
     def personalise(self, client: Client, state: Tree, received: Tree) -> dict[str, Tree]:
@@ -419,12 +418,62 @@ def _deviations(squares: Tensor, rows: Tensor, common: float) -> Tensor:
     return torch.where(rows > LEAST, (variance * rows + common * usual) / (rows + common), usual).sqrt()
 
 
+class Posterior(NamedTuple):
+    """What a step asks of clients' posteriors P = (X'X / s + D^-1)^-1, with noise s and D = diag(spread)."""
+
+    times: Callable[[Tensor], Tensor]  # [N, f] of P with each client's vector: [N, f]
+    information: Tensor  # [f, f] the sum over clients of X'V^-1 X, with V = X D X' + s I
+    learned: Tensor  # [N, f] the diagonal of 1 - P D^-1
+
+
+def choose_posterior(sums: Sums) -> Callable[[Tensor, Tensor, int], Posterior]:
+    """A function of spread: [f], noise: [N] and an output, that suits how many rows clients have.
+
+    Where all have fewer rows than half of the inputs, it works with roots of X'X of so many columns.
+    """
+    if 2 * float(sums.rows.max()) >= sums.curvature.shape[-1]:
+        return partial(_posterior_of_many, sums)
+    return partial(_posterior_of_few, _find_roots(sums.curvature))
+
+
+def _posterior_of_many(sums: Sums, spread: Tensor, noise: Tensor, k: int) -> Posterior:
+    precise = 1 / spread
+    curvature = _curvature(sums, k) / noise[:, None, None]
+    matrices = inverse(curvature + torch.diag(precise))
+    # X'V^-1 X is X'X P D^-1 / s.
+    information = torch.einsum("nfg,ngh->fh", curvature, matrices) * precise
+    learned = 1 - torch.diagonal(matrices, dim1=1, dim2=2) * precise
+    return Posterior(partial(_times, matrices), (information + information.T) / 2, learned)
+
+
+def _find_roots(curvature: Tensor) -> Tensor:
+    """[N, k, f, r] roots B with B B' = X'X: [N, k, f, f], of so many columns as the largest rank."""
+    values, vectors = torch.linalg.eigh(curvature)  # in ascending order
+    least = torch.finfo(values.dtype).eps * values.shape[-1] * values[..., -1:]
+    rank = max(1, int((values > least).sum(-1).max()))
+    return vectors[..., -rank:] * values[..., None, -rank:].clamp(min=0).sqrt()
+
+
+def _posterior_of_few(roots: Tensor, spread: Tensor, noise: Tensor, k: int) -> Posterior:
+    """By Woodbury's identity: P = D - D W'W D, with W'W = B (s I + B'D B)^-1 B', which is X'V^-1 X."""
+    root = roots[:, k if roots.shape[1] > 1 else 0]  # [N, f, r]
+    inner = root.mT @ (spread[:, None] * root) + noise[:, None, None] * torch.eye(root.shape[-1]).to(root)
+    half = torch.linalg.solve_triangular(torch.linalg.cholesky(inner), root.mT, upper=False)  # W: [N, r, f]
+
+    def times(vectors: Tensor) -> Tensor:
+        scaled = spread * vectors
+        return scaled - spread * _times(half.mT, _times(half, scaled))
+
+    stacked = half.flatten(0, 1)  # [N r, f]
+    return Posterior(times, stacked.T @ stacked, half.square().sum(1) * spread)
+
+
 def step(
     server: Server,
     squared: bool,
     common: float,
+    posterior_of: Callable[[Tensor, Tensor, int], Posterior],
     identified: float = 1.0,
-    posterior_of: "Callable[[Tensor, Tensor, int], Posterior] | None" = None,
 ) -> Server:
     """Everybody's coefficients by the variances so far, and the variances by these coefficients.
 
@@ -432,7 +481,6 @@ def step(
     `identified` is the share of directions of which rows can say anything: of a softmax of C outputs not that in which
     all are alike. `posterior_of` is what `choose_posterior` gives for these sums.
     """
-    posterior_of = choose_posterior(server.sums) if posterior_of is None else posterior_of
     outputs = [
         _one_output(server, k, posterior_of(server.spread[:, k], server.noise[:, k], k), squared, common, identified)
         for k in range(server.centre.shape[1])
@@ -472,7 +520,7 @@ def _leap(first: Server, second: Server, third: Server) -> Server:
 
 
 def _one_output(
-    server: Server, k: int, posterior: "Posterior", squared: bool, common: float, identified: float
+    server: Server, k: int, posterior: Posterior, squared: bool, common: float, identified: float
 ) -> tuple[Tensor, ...]:
     """The step for one of the outputs."""
     sums, spread, noise, penalty = server.sums, server.spread[:, k], server.noise[:, k], server.penalty[k]
@@ -503,59 +551,6 @@ def _one_output(
 def _curvature(sums: Sums, k: int) -> Tensor:
     """[N, f, f] of one output."""
     return sums.curvature[:, k if sums.curvature.shape[1] > 1 else 0]
-
-
-def _posterior(sums: Sums, spread: Tensor, noise: Tensor, k: int) -> Tensor:
-    """[N, f, f] covariances of clients' coefficients of one output, by its spread: [f] and noise: [N]."""
-    return inverse(_curvature(sums, k) / noise[:, None, None] + torch.diag(1 / spread))
-
-
-class Posterior(NamedTuple):
-    """What a step asks of clients' posteriors P = (X'X / s + D^-1)^-1, with noise s and D = diag(spread)."""
-
-    times: Callable[[Tensor], Tensor]  # [N, f] of P with each client's vector: [N, f]
-    information: Tensor  # [f, f] the sum over clients of X'V^-1 X, with V = X D X' + s I
-    learned: Tensor  # [N, f] the diagonal of 1 - P D^-1
-
-
-def choose_posterior(sums: Sums) -> Callable[[Tensor, Tensor, int], Posterior]:
-    """A function of spread: [f], noise: [N] and an output, that suits how many rows clients have.
-
-    Where all have fewer rows than half of the inputs, it works with roots of X'X of so many columns.
-    """
-    if 2 * float(sums.rows.max()) >= sums.curvature.shape[-1]:
-        return partial(_posterior_of_many, sums)
-    return partial(_posterior_of_few, _find_roots(sums.curvature))
-
-
-def _posterior_of_many(sums: Sums, spread: Tensor, noise: Tensor, k: int) -> Posterior:
-    matrices, precise = _posterior(sums, spread, noise, k), 1 / spread
-    # X'V^-1 X is X'X P D^-1 / s.
-    information = torch.einsum("nfg,ngh->fh", _curvature(sums, k) / noise[:, None, None], matrices) * precise
-    learned = 1 - torch.diagonal(matrices, dim1=1, dim2=2) * precise
-    return Posterior(partial(_times, matrices), (information + information.T) / 2, learned)
-
-
-def _find_roots(curvature: Tensor) -> Tensor:
-    """[N, k, f, r] roots B with B B' = X'X: [N, k, f, f], of so many columns as the largest rank."""
-    values, vectors = torch.linalg.eigh(curvature)  # in ascending order
-    least = torch.finfo(values.dtype).eps * values.shape[-1] * values[..., -1:]
-    rank = max(1, int((values > least).sum(-1).max()))
-    return vectors[..., -rank:] * values[..., None, -rank:].clamp(min=0).sqrt()
-
-
-def _posterior_of_few(roots: Tensor, spread: Tensor, noise: Tensor, k: int) -> Posterior:
-    """By Woodbury's identity: P = D - D W'W D, with W'W = B (s I + B'D B)^-1 B', which is X'V^-1 X."""
-    root = roots[:, k if roots.shape[1] > 1 else 0]  # [N, f, r]
-    inner = root.mT @ (spread[:, None] * root) + noise[:, None, None] * torch.eye(root.shape[-1], dtype=root.dtype)
-    half = torch.linalg.solve_triangular(torch.linalg.cholesky(inner), root.mT, upper=False)  # W: [N, r, f]
-
-    def times(vectors: Tensor) -> Tensor:
-        scaled = spread * vectors
-        return scaled - spread * _times(half.mT, _times(half, scaled))
-
-    stacked = half.flatten(0, 1)  # [N r, f]
-    return Posterior(times, stacked.T @ stacked, half.square().sum(1) * spread)
 
 
 def _scale(sums: Sums, k: int, squared: bool) -> Tensor:

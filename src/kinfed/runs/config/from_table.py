@@ -17,11 +17,12 @@ from ...data.federation import Federation, list_owned
 from ...data.split import SPLITS
 from ...data.tables.cell_warnings import describe_odd_units
 from ...data.tables.columns import Category, Number, Unused
+from ...data.tables.encoder import moments_by_owner
 from ...data.tables.frame import Frame
 from ...data.tables.leaks import is_short_sum
 from ...data.tables.new_readings import Series
 from ...data.tables.open_table import kind_of, open_table
-from ...data.tables.schema import Description, constant_to_zero, in_own_units
+from ...data.tables.schema import Description, in_own_units
 from ...data.tables.table_reader import LEAST, TableReader
 from ...errors import FEW, SHOWN, UsageError, list_names, several, some
 from ...verdict.verdict import plain
@@ -236,16 +237,10 @@ def _differing_numbers(federation: Federation, numbers: Sequence[str]) -> list[s
     """The numbers whose means or deviations differ between clients as much as they do in units of each one's own."""
     assert federation.columns is not None
     places = {name: i for i, name in enumerate(federation.columns.names)}
-    rows = torch.cat(list(federation.rows["train"]))
-    x = federation.x[rows][:, [places[name] for name in numbers]].double()  # [n, F]
-    who = torch.arange(len(federation)).repeat_interleave(
-        torch.tensor([len(rows) for rows in federation.rows["train"]])
-    )
-    counts = torch.bincount(who, minlength=len(federation))[:, None]  # [N, 1]
-    means = x.new_zeros(len(federation), len(numbers)).index_add_(0, who, x) / counts.clamp(min=1)
-    squares = torch.zeros_like(means).index_add_(0, who, (x - means[who]).square())
-    deviations = constant_to_zero(means, (squares / counts.clamp(min=1)).sqrt())
-    differs = in_own_units(counts.expand_as(means), means, deviations).tolist()
+    owned = federation.rows["train"]
+    x = federation.x[torch.cat(list(owned))][:, [places[name] for name in numbers]].double()  # [n, F]
+    who = torch.arange(len(federation)).repeat_interleave(torch.tensor([len(rows) for rows in owned]))
+    differs = in_own_units(*moments_by_owner(x, who, len(federation))).tolist()
     return [name for i, name in enumerate(numbers) if differs[i] and len(x[:, i].unique()) > 2]
 
 
