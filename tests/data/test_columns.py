@@ -114,7 +114,7 @@ def test_a_constant_of_many_rows_stays_constant():
     x = torch.full((rows + 3, 1), 0.1, dtype=torch.float64)
     x[-3:, 0] = torch.tensor([1.0, math.nan, 3.0])
     owner = torch.tensor([0] * rows + [2] * 3)
-    counts, means, deviations = encoder._by_owner(x, owner, 3)
+    counts, means, deviations = encoder.moments_by_owner(x, owner, 3)
     assert counts.flatten().tolist() == [rows, 0, 2]
     assert means.flatten().tolist() == [0.1, 0, 2]
     assert deviations.flatten().tolist() == [0, 0, 1]
