@@ -50,6 +50,22 @@ def test_windows_by_hand():
     assert torch.equal(scaled.y[[1, 6]], data.y[[1, 6]])
 
 
+def test_weights_of_windows_by_hand():
+    """A window weighs as the known readings that it forecasts; one of weight 0 is an input, and never forecast."""
+    values, counts = np.arange(1.0, 7)[:, None], np.array([[5.0], [0], [1], [0], [0], [4]])
+    values[2] = NAN
+    data = Windows(1, 2)(values, np.arange(6), ["a"], weights=counts)
+    # From steps 0 to 3 these would forecast (2, missing), (missing, 4), (4, 5) and (5, 6): only the last weighs.
+    assert data.client.tolist() == [-1, -1, -1, 0]
+    assert data.weights.tolist() == [1, 1, 1, 4]
+    torch.testing.assert_close(data.y[3], torch.tensor([NAN, 6.0]), equal_nan=True)
+    data = Windows(1, 2)(values, np.arange(6), ["a"], weights=counts + 2)
+    assert data.client.tolist() == [0, 0, -1, 0]
+    assert data.weights.tolist() == [2, 2, 2, 4]  # of readings 2, 4, both, and 5 and 6
+    scaled = data.prepare(data, torch.tensor([0, 3]))
+    assert (scaled.x[3, 0, 0] * scaled.task.deviation + scaled.task.mean).item() == pytest.approx(4)
+
+
 def test_a_gap_is_never_reached_across_nor_filled_over():
     values = np.array([[1.0], [2], [3], [NAN], [5], [6], [7]])
     data = Windows(2, 1)(values, np.array([0, 1, 2, 5, 6, 7, 8]), ["a"])

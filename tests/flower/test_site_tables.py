@@ -643,6 +643,26 @@ def test_sites_with_changes_of_series_end_with_the_models_of_a_simulation(meters
 
 
 @pytest.mark.usefixtures("exact")
+def test_sites_with_weights_of_series_end_with_the_models_of_a_simulation(meters, tmp_path):
+    made, columns = meters("fedavg", rounds=2), {"time": "when", "past": 6, "horizon": 4, "weight": "counts"}
+    for config in made.grid.sites.values():
+        path = Path(config["data"])
+        path.write_text(
+            "".join(
+                f"{line},{'counts' if at == 0 else at % 4}\n" for at, line in enumerate(path.read_text().splitlines())
+            )
+        )
+        config["reading"] = json.dumps(asdict(Reading("load", **columns, few_rows=True)))
+    texts = {config["client-id"]: Path(config["data"]).read_text() for config in made.grid.sites.values()}
+    lines = [f"{name},{line}\n" for name, text in texts.items() for line in text.splitlines()[1:]]
+    (tmp_path / "all.csv").write_text("who,when,load,counts\n" + "".join(lines))
+    summary = made.serve()
+    federation = kinfed.from_csv(tmp_path / "all.csv", client="who", target="load", **columns, seed=11)
+    assert federation.weights is not None
+    compare(made, summary, federation)
+
+
+@pytest.mark.usefixtures("exact")
 def test_sites_with_covariates_end_with_the_models_of_a_simulation(meters, tmp_path):
     columns = ("heat", "tariff", "region")
     made = meters("fedavg", rounds=2, covariates=columns, calendar=["hour", "weekday"])

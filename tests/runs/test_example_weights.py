@@ -50,6 +50,44 @@ def repeated(data):
     return replace(data, rows=rows, weights=None)
 
 
+def series_federation(tmp_path):
+    """Four series of sixty days whose days weigh 1, 2 or 3, from a file."""
+    draw = np.random.default_rng(0)
+    rows = [
+        f"{name},{np.datetime64('2024-01-01') + t},{np.sin((t + i) / 3) + draw.normal() / 2:.4f},{draw.integers(1, 4)}"
+        for i, name in enumerate("abcd")
+        for t in range(60)
+    ]
+    (tmp_path / "sales.csv").write_text("\n".join(["shop,day,sold,count", *rows]))
+    columns = {"client": "shop", "target": "sold", "time": "day", "weight": "count"}
+    return kinfed.from_csv(tmp_path / "sales.csv", **columns, past=4)
+
+
+@pytest.mark.parametrize("method", ["partial-pooling", "personal-boosting"])
+def test_windows_of_series_take_a_weight_of_two_for_two_windows(method, tmp_path):
+    data = series_federation(tmp_path)
+    assert set(data.weights.tolist()) == {1, 2, 3}
+
+    def answers(of):
+        module = (trees if method == "personal-boosting" else linear)(of.x.shape[1:], of.outputs)
+        run = fit(take(KNOWN, method, "method")(), of, module, rounds=12, execution=Execution("loop"))
+        return torch.stack([run.model(name)(of.x[:50]) for name in of.names]), run.history.test(run.history.chosen)
+
+    for mine, theirs in zip(answers(data), answers(repeated(data)), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
+    assert (answers(data)[0] - answers(replace(data, weights=None))[0]).abs().max() > 1e-3
+
+
+def test_standard_models_of_series_take_a_weight_of_two_for_two_windows(tmp_path):
+    data = series_federation(tmp_path)
+    of_rows = {model.name: model for model in standard_models(repeated(data))[0]}
+    for model in standard_models(data)[0]:
+        if "boosting" not in model.name:  # it finds its bins, and holds rows out, by rows
+            times = torch.cat([data.weights[rows].long() for rows in data.rows["test"]]).numpy()
+            wanted = of_rows[model.name].answers["test"]
+            np.testing.assert_allclose(np.repeat(model.answers["test"], times, 0), wanted, rtol=1e-9, atol=1e-9)
+
+
 TASKS = {"numbers": Regression(), "labels": Classification(2), "counts": Counts()}
 
 

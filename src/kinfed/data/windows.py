@@ -54,6 +54,7 @@ class Windows(Settings):
         calendar: NDArray[Any] | None = None,
         covariates: Covariates | None = None,
         graph: Graph | None = None,
+        weights: NDArray[Any] | None = None,
     ) -> Dataset:
         """The data set of all windows of values: [T, N], NaN where a reading is missing; one column is one client.
 
@@ -61,20 +62,23 @@ class Windows(Settings):
         C]`, such as the time of day in [0, 1), and `covariates` are inputs beside the readings. An example is x: [past,
         F] and y: [horizon]; a window without a known reading in either part is left out. Inputs are scaled to mean 0
         and standard deviation 1 over the readings of all training windows; a missing one is replaced by the last known
-        one since the last gap, or else by the mean. Raises UsageError on series that cannot be cut in this way.
+        one since the last gap, or else by the mean. By `weights: [T, N]` a window counts as the readings that it
+        forecasts count on average. One of weight 0 is never forecast, although it is an input of later windows. Raises
+        UsageError on series that cannot be cut in this way.
         """
         self._check(values, steps, names)
         count, length = values.shape[1], len(values)  # N, T
         readings = torch.from_numpy(np.ascontiguousarray(values.T)).to(torch.get_default_dtype())  # [N, T]
         observed = ~readings.isnan()
         at = torch.from_numpy(np.ascontiguousarray(steps))
-        usable = self._usable(observed, at, names)
+        counted = None if weights is None else torch.from_numpy(np.ascontiguousarray(weights.T)).nan_to_num(0)  # [N, T]
+        targets = readings if counted is None else readings.where(counted > 0, torch.nan)
+        usable = self._usable(observed, ~targets.isnan(), at, names)
         owner = torch.full((count, length), -1)
         owner[:, : usable.shape[1]] = torch.where(usable, torch.arange(count)[:, None], -1)
         size = count * length - self.span + 1
-        flat = readings.view(-1)
-        y = flat.as_strided((size, self.horizon), (1, 1), self.past)
-        scaling = Scaling(self, carried_forward(readings, at), flat, observed, calendar, covariates)
+        y = targets.view(-1).as_strided((size, self.horizon), (1, 1), self.past)
+        scaling = Scaling(self, carried_forward(readings, at), readings.view(-1), observed, calendar, covariates)
         return Dataset(
             scaling.inputs(scaling.filled),
             y,
@@ -85,16 +89,25 @@ class Windows(Settings):
             time=at.repeat(count)[:size],
             span=self.span,
             prepare=scaling,
+            weights=None if counted is None else self._mean_weights(counted, y),
         )
 
-    def _usable(self, observed: Tensor, steps: Tensor, names: Sequence[str]) -> Tensor:
-        """[N, starts] where windows begin: without gaps, with known: [N, T] readings in both parts, a stride apart."""
+    def _mean_weights(self, weights: Tensor, y: Tensor) -> Tensor:
+        """[n] the mean weight of the readings y: [n, horizon] that each window forecasts; 1 where it forecasts none."""
+        spread = weights.view(-1).as_strided(y.shape, (1, 1), self.past)
+        return spread.where(~y.isnan(), torch.nan).nanmean(1).nan_to_num(1).float()
+
+    def _usable(self, observed: Tensor, wanted: Tensor, steps: Tensor, names: Sequence[str]) -> Tensor:
+        """[N, starts] where windows begin: without gaps, a stride apart.
+
+        The past has an observed: [N, T] reading, and the rest a wanted: [N, T] one.
+        """
         count, length = observed.shape
-        total = torch.nn.functional.pad(observed.cumsum(1), (1, 0))  # [N, T + 1] known readings before each step
+        total, ahead = (torch.nn.functional.pad(part.cumsum(1), (1, 0)) for part in (observed, wanted))  # before a step
         begin = torch.arange(max(length - self.span + 1, 0))
         usable = (steps[begin + self.span - 1] - steps[begin] == self.span - 1) & (begin % self.stride == 0)  # [starts]
-        middle = total[:, begin + self.past]
-        usable = usable & (middle > total[:, begin]) & (total[:, begin + self.span] > middle)  # [N, starts]
+        middle = begin + self.past
+        usable = usable & (total[:, middle] > total[:, begin]) & (ahead[:, begin + self.span] > ahead[:, middle])
         without = [name for name, some in zip(names, usable.any(1).tolist(), strict=True) if not some]
         if without:
             raise UsageError(

@@ -290,9 +290,9 @@ def _means_by_time(data: _Data) -> Answers | None:
     y, who, when = data.y["train"][has_target], data.who["train"][has_target], times["train"][has_target]
     if len(every) < 2 or len(y) < OFTEN * data.clients * len(every):
         return None
-    cell = who * len(every) + when
-    client_mean = _client_means(y, who, data.clients)
-    mean = _client_means(y, cell, data.clients * len(every))
+    cell, w = who * len(every) + when, _rows_of(data.weight["train"], has_target)
+    client_mean = _client_means(y, who, data.clients, w=w)
+    mean = _client_means(y, cell, data.clients * len(every), w=w)
     seen = np.bincount(cell, minlength=len(mean)) > 0
     answers = {}
     for split in data.splits:

@@ -55,8 +55,6 @@ class Reading(FormatSettings):
                 "a series needs --time COLUMN, past=READINGS and horizon=READINGS; give all three, or --time alone for "
                 "rows that are examples and split in time order, or none"
             )
-        if self.weight and self.past:
-            raise UsageError("--weight is for rows that are examples, and not for a series; leave it out")
         roles = {self.target: "the target", self.time: "time", self.group: "the group"} | dict.fromkeys(
             self.ignore, "in --ignore"
         )
@@ -95,7 +93,7 @@ class OwnTable:
             frame.need([*names])
         frame.need([*reading.static])
         frame = frame.read_as(reading.formats)
-        return keep_weighted(frame, reading.weight) if reading.weight else frame
+        return keep_weighted(frame, reading.weight) if reading.weight and not reading.past else frame
 
     @cached_property
     def targets(self) -> list[str]:

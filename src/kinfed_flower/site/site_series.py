@@ -106,8 +106,13 @@ class SiteSeries(OwnTable):
         assert isinstance(dataset.prepare, Scaling)
         scaled = dataset.prepare.scale_by(dataset, task.mean, task.deviation, covariates_of(fields))
         rows = {name: [parts[name]] for name in SPLITS}
-        names, blocks = (self.name,), dataset.blocks
-        return Federation(scaled.x, scaled.y, rows, task, names, scale=scaled.scale, in_order=True, blocks=blocks)
+        return Federation(
+            *(scaled.x, scaled.y, rows, task, (self.name,)),
+            scale=scaled.scale,
+            in_order=True,
+            blocks=dataset.blocks,
+            weights=dataset.weights,
+        )
 
     def describe_reading(self, fields: Fields, federation: Federation) -> Fields:
         """What new rows need: the columns and the pace of this file, and the scale of all sites' readings."""
@@ -148,7 +153,10 @@ class SiteSeries(OwnTable):
         series = self._series(agreed, clock)
         self.check_asked(series.kinds)
         windows = Windows(series.past, series.horizon, horizons=tuple(agreed["horizons"]))
-        return cut_series(self.frame, self.owners, clock, place, series, windows, group=self.reading.group)
+        reading = self.reading
+        return cut_series(
+            self.frame, self.owners, clock, place, series, windows, group=reading.group, weight=reading.weight
+        )
 
     def _parts(self, dataset: Dataset, agreed: Fields, split: Split, seed: int) -> dict[str, Tensor]:
         assert dataset.time is not None

@@ -103,7 +103,13 @@ def read_rows(
 
 
 def keep_weighted(frame: Frame, name: str, client: str = "") -> Frame:
-    """The frame without the rows whose weight is 0, which count as if they were not there.
+    """The frame without the rows whose weight is 0, which count as if they were not there; see `read_weights`."""
+    kept = read_weights(frame, name, client) > 0
+    return frame if kept.all() else frame.keep(kept)
+
+
+def read_weights(frame: Frame, name: str, client: str = "") -> Numbers:
+    """[n] as how many rows each row counts, by the column `name`.
 
     A warning tells of weights that are unlike counts of rows. Raises UsageError that names the cell that is no weight,
     or a client, by the column of clients, of which no row counts.
@@ -125,7 +131,7 @@ def keep_weighted(frame: Frame, name: str, client: str = "") -> Frame:
             "weights only compare rows, divide them by their mean",
             stacklevel=4,
         )
-    return frame if kept.all() else frame.keep(kept)
+    return weights
 
 
 def _check_counts(frame: Frame, name: str, values: Numbers) -> None:

@@ -16,7 +16,7 @@ from .covariates import Covariates, Grid, cells_of, describe_faults
 from .frame import Frame
 from .new_readings import Series
 from .owners import Owners
-from .row_examples import read_blocks
+from .row_examples import read_blocks, read_weights
 from .schema import Scale
 from .times import Clock
 from .words import Codes
@@ -41,12 +41,14 @@ def cut_series(
     scale: Scale = "federation",
     categories: int = 50,
     group: str = "",
+    weight: str = "",
 ) -> Dataset:
     """Windows of one series per client, from rows in any order.
 
     place: [m] says where the clients' rows are among the clock's steps, without rows that belong to none. A warning
     warns of faults of covariates. A window is of the time of its first target. See `Covariates` for `scale` and
-    `categories`. With the column `group` a window is of the group of the first reading that is forecast.
+    `categories`. With the column `group` a window is of the group of the first reading that is forecast, and with the
+    column `weight` it counts as many rows as the readings that are forecast count on average.
     """
     rows = np.flatnonzero(held.who >= 0)
     grid = Grid(rows, held.who[rows], place, (len(held.names), len(clock.steps)))
@@ -56,9 +58,18 @@ def cut_series(
         covariates = Covariates(series.client, held.names, series.kinds, cells, steps, series.future, scale, categories)
         for line in describe_faults(frame, covariates, grid, readings, series.past):
             warnings.warn(line, stacklevel=5)
+    weights = grid.lay_out(read_weights(frame, weight, series.client)).T if weight else None
     times = calendar(clock.times, series.calendar) if series.calendar else None
     try:
-        dataset = windows(readings.T, clock.steps, held.names, calendar=times, covariates=covariates, graph=held.graph)
+        dataset = windows(
+            readings.T,
+            clock.steps,
+            held.names,
+            calendar=times,
+            covariates=covariates,
+            graph=held.graph,
+            weights=weights,
+        )
     except UsageError as problem:
         unit = " seconds" if series.dated else ""
         pace = f"a step is {clock.length:g}{unit}, the smallest distance between two times in '{series.time}'"

@@ -78,7 +78,7 @@ class TableReader(FormatSettings):
     categories: Count = 50  # of a column of text, the most that are told apart
     time: str = ""  # column of times
     group: str = ""  # column of whom or what a row is of: rows of one group are split and tested together
-    weight: str = ""  # column of as how many rows each row counts, in training and in scores; 0: as if not there
+    weight: str = ""  # column of as how many rows each row counts, in training and in scores; 0: never a target
     past: CountOrZero = 0  # readings in; 0: every row is an example
     horizon: Count = 1  # readings out
     horizons: Sequence[int] = ()  # steps ahead that are scored too, from 1
@@ -95,8 +95,6 @@ class TableReader(FormatSettings):
         super().__post_init__()
         if not self.targets:
             raise UsageError("a table needs a target: a column, or a list of columns; got none")
-        if self.past and self.weight:
-            raise UsageError("weight is for rows that are examples, and not for windows of series; leave it out")
         if self.past and (not self.time or len(self.targets) != 1):
             raise UsageError("windows (past) need a time column and one target")
         _check_inputs(self)
@@ -136,7 +134,7 @@ class TableReader(FormatSettings):
         for names in (self.ignore, self.future, self.static, self.formats.text):
             frame.need([*names])
         frame = frame.read_as(self.formats).with_all(needed if self.drop_missing else [self.client])
-        if self.weight:
+        if self.weight and not self.past:
             frame = keep_weighted(frame, self.weight, self.client)
         owner = frame[self.client].words()
         names = sorted(owner.names, key=natural)
@@ -267,7 +265,9 @@ def _read_series(reader: TableReader, frame: Frame, held: Owners) -> Dataset:
         **frame.keep_reading({time: "date" if times.dated else "number", target: "number", **kinds}, [reader.client]),
     )
     windows = Windows(reader.past, reader.horizon, horizons=reader.horizons, quantiles=reader.quantiles)
-    dataset = cut_series(frame, held, clock, place, series, windows, reader.scale, reader.categories, reader.group)
+    dataset = cut_series(
+        frame, held, clock, place, series, windows, reader.scale, reader.categories, reader.group, reader.weight
+    )
     assert dataset.prepare is not None
     return replace(dataset, prepare=partial(_prepare_series, dataset.prepare, series, frame.name))
 

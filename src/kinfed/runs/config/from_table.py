@@ -150,8 +150,9 @@ def _describe_weights(federation: Federation, reader: TableReader) -> dict[str, 
         return {}
     used = federation.weights[torch.cat(list_owned(federation))].double()
     span = f"{plain(float(used.min()), '')} to {plain(float(used.max()), '')}"
-    text = f"`{reader.weight}`: a row counts as {span} rows, all as {plain(float(used.sum()), '')}"
-    return {"weights": f"{text}; {effective_rows(used):,.0f} rows of one weight would say as much"}
+    unit = "window" if reader.past else "row"
+    text = f"`{reader.weight}`: a {unit} counts as {span} {unit}s, all as {plain(float(used.sum()), '')}"
+    return {"weights": f"{text}; {effective_rows(used):,.0f} {unit}s of one weight would say as much"}
 
 
 def _target(federation: Federation, reader: TableReader) -> str:
