@@ -119,6 +119,26 @@ def test_persons_whose_rows_stand_on_both_sides_of_the_split_are_named(text):
     assert warned(table() | people | {"z": z}, "z", group="who") == []
 
 
+@pytest.mark.parametrize("times", [1, 100])
+def test_persons_are_named_by_what_their_rows_share(times, monkeypatch):
+    monkeypatch.setattr(leaks, "PERSONS", ROWS)  # all rows, or those of a hundredth of the persons
+    draw, count = np.random.default_rng(6), ROWS * times
+    person = draw.integers(0, count // 4, count)
+    frame = {
+        "site": [f"s{i % 5}" for i in range(count)],
+        "person": [f"p{i}" for i in person],
+        "born": draw.integers(1950, 1970, count)[person],
+        "sex": draw.choice(["f", "m"], count)[person],
+        "visit": draw.integers(0, 3, count),
+        "z": draw.normal(size=count),
+    }
+    (line,) = warned(frame, "z")
+    assert "rows with the same 'person' have the same 'born' and 'sex'; if new rows are of others, group=pers" in line
+    assert warned(frame, "z", group="person") == []
+    assert warned(frame | {"born": draw.integers(1950, 1970, count)}, "z") == []  # one column says too little
+    assert not any("group=" in line for line in warned(frame | {"site": frame["person"]}, "z"))  # a client is a person
+
+
 def test_good_predictors_are_no_leaks():
     strong = {"strong": lambda draw, yes: yes + 0.35 * draw.normal(size=ROWS), "often": often_empty}
     assert warned(table(**strong)) == []

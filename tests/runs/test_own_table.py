@@ -100,6 +100,9 @@ def test_what_to_doubt_about_columns(tmp_path):
     with pytest.warns(UserWarning, match=r"'a' \(1\) is the same in all training rows"):
         _, doubts = chosen(write(tmp_path, table))
     assert [doubt.partition(";")[0] for doubt in doubts] == ["different in every row, as identifiers are: b"]
+    numbered = [f"{who},{i % 7}.5,{40_000 * j + i},{yes_or_no(i)}" for j, who in enumerate("AB") for i in range(20)]
+    _, doubts = chosen(write(tmp_path, numbered))  # and says nothing of B's unit
+    assert [doubt.partition(";")[0] for doubt in doubts] == ["different in every row, as identifiers are: b"]
     table = [f"{who},{i % 7}.5,1.{i},{700 + 20 * j + i}" for j, who in enumerate("AB") for i in range(20)]
     _, doubts = chosen(write(tmp_path, table))
     assert doubts == ["`y` is different in every row, as identifiers are: is it what to predict?"]

@@ -90,7 +90,15 @@ class Preparation:
         at = rows.numpy()
         columns = {name: Raw(values, self.texts[name]) for name, values in zip(self.kinds, x.T, strict=True)}
         who = np.zeros(len(y), np.int64) if dataset.client is None else dataset.client.numpy()
-        warn_of_leaks(self.table, columns, dict(zip(self.targets, y.T, strict=True)), who, at, dataset.classes)
+        warn_of_leaks(
+            self.table,
+            columns,
+            dict(zip(self.targets, y.T, strict=True)),
+            who,
+            at,
+            dataset.classes,
+            is_grouped=dataset.blocks is not None or dataset.time is not None,
+        )
         warn_of_copies(self.table, x, y, at)
 
     def _as_known(self, dataset: Dataset, kept: Description) -> Dataset:

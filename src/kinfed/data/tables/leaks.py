@@ -21,6 +21,8 @@ RARE = 10  # rows that a class, or an empty column, must have
 DEPTH = 3  # of a tree
 FEW = 10  # rows of a client from which it has a line of its own
 MANY, MOST = 20, 0.7  # values that persons have, at least, and what they may leave of a deviation
+EACH, FIXED = 10, 0.98  # rows that a person has at most, and the share of persons whose rows share a cell
+PERSONS = 20_000  # rows of persons that are looked at, at most
 DIGITS = 5  # of a column's deviation in which copies agree, as files keep numbers with fewer digits or more
 COPIES, SHARE = 3, 0.01  # rows outside training, and their share, that stand in training too
 
@@ -46,13 +48,20 @@ def warn_of_leaks(
     who: Codes,
     train: Codes,
     classes: Sequence[str],
+    is_grouped: bool = False,
 ) -> None:
     """Warn of columns that tell a target: [n] in nearly all training rows; of `classes`, or of numbers without any.
 
     `who`: [n] are places of clients, and `train` those of rows. What is a copy of the target in all rows is left out,
     because `cell_warnings.warn` names it where the table is read. A column is named, too, if rows with the same value
-    have nearly the same target, as rows of one person do that stand on both sides of the split.
+    have nearly the same target, or the same cells elsewhere, as rows of one person do that stand on both sides of the
+    split; not if the split `is_grouped`, which keeps such rows together or goes by their time.
     """
+    persons: dict[str, str] = {}
+    if not is_grouped:
+        persons = dict(
+            _persons_by_cells({name: Raw(raw.values[train], raw.texts) for name, raw in columns.items()}, who[train])
+        )
     for target, y in targets.items():
         others = {name: raw for name, raw in columns.items() if cell_warnings.find_copy(raw, y, bool(classes)) is None}
         inputs = {name: Raw(raw.values[train], raw.texts) for name, raw in others.items()}
@@ -62,13 +71,14 @@ def warn_of_leaks(
         leaks = list(_leaks_of_class(look, target, classes) if classes else _leaks_of_number(look, target))
         for leak in leaks:
             warnings.warn(f"{table}: {leak}; what is not known before '{target}' is left out with ignore", stacklevel=5)
-        if not leaks:
-            for name in _names_of_persons(look, bool(classes)):
-                warnings.warn(
-                    f"{table}: rows with the same '{name}' have nearly the same '{target}'; if new rows are of others, "
-                    f"group={name} keeps such rows in one part of the split",
-                    stacklevel=5,
-                )
+        if not leaks and not is_grouped:
+            persons |= {name: f"nearly the same '{target}'" for name in _names_of_persons(look, bool(classes))}
+    for name, shared in persons.items():
+        warnings.warn(
+            f"{table}: rows with the same '{name}' have {shared}; if new rows are of others, group={name} keeps such "
+            "rows in one part of the split",
+            stacklevel=5,
+        )
 
 
 def warn_of_copies(table: str, x: Numbers, y: Numbers, train: Codes) -> None:
@@ -221,9 +231,42 @@ def _names_of_persons(look: Look, labelled: bool) -> Iterator[str]:
         if len(values) < MANY or counts[codes].mean() > len(y) / MANY or np.median(counts) < 2:
             continue
         means = _means_at(codes, y)
-        nearby = np.convolve(means, [0.5, 0, 0.5], "same")[codes]
-        if _left_of_names(raw.values, y) <= MOST and (raw.texts or (y - nearby).std() > MOST * y.std()):
+        left, nearby = _left_of_names(raw.values, y), np.convolve(means, [0.5, 0, 0.5], "same")[codes]
+        if left <= MOST and (raw.texts or (y - nearby).std() > max(MOST, left / 0.8) * y.std()):
             yield name
+
+
+def _persons_by_cells(columns: Mapping[str, Raw], who: Codes) -> Iterator[tuple[str, str]]:
+    """Columns of text or whole numbers whose value a few rows share, and with it the cells of two columns or more.
+
+    These others differ between rows of a client: who: [n] says whose each is. Beside a column stands what is shared.
+    """
+    for name, raw in columns.items():
+        if np.isnan(raw.values).any() or (not raw.texts and (raw.values % 1 != 0).any()):
+            continue
+        drawn = np.ascontiguousarray(raw.values).view(np.uint64) * np.uint64(0x9E3779B97F4A7C15) >> np.uint64(40)
+        rows = np.flatnonzero(drawn % np.uint64(max(1, len(who) // PERSONS)) == 0)  # all rows of some values
+        values, codes, counts = np.unique(raw.values[rows], return_inverse=True, return_counts=True)
+        if len(values) < MANY or counts[codes].mean() > EACH or np.median(counts) < 2:
+            continue
+        several, clients = counts > 1, np.unique(who[rows], return_inverse=True)[1]
+        shared = []
+        for other, cells in columns.items():
+            places = np.unique(cells.values[rows], return_inverse=True)[1]  # an empty cell is one, too
+            if other == name or not 1 < places.max() + 1 <= len(values) / 3:
+                continue
+            if _is_constant(codes, places)[several].mean() >= FIXED and _is_constant(clients, places).mean() < 0.5:
+                shared.append(f"'{other}'")
+        if len(shared) > 1:
+            yield name, f"the same {shared[0]} and {shared[1]}"
+
+
+def _is_constant(codes: Codes, places: Codes) -> NDArray[np.bool_]:
+    """[K] whether the places: [n] of all rows with a code are the same."""
+    low, high = np.full(codes.max() + 1, places.max()), np.zeros(codes.max() + 1, np.int64)
+    np.minimum.at(low, codes, places)
+    np.maximum.at(high, codes, places)
+    return np.asarray(low == high)
 
 
 def _means_at(codes: Codes, y: Numbers) -> Numbers:

@@ -362,7 +362,9 @@ def _warnings_of_columns(federation: Federation, reader: TableReader) -> list[st
     measured = {}
     if isinstance(federation.task, Regression) and not reader.past:
         measured = dict(zip(reader.targets, federation.y[rows].double().T, strict=True))
-    lines += _warnings_of_units(federation, numbers | measured, who)
+    counting = [] if reader.past else [name for name, values in numbers.items() if _names_rows(values)]
+    units = {name: values for name, values in (numbers | measured).items() if name not in counting}
+    lines += _warnings_of_units(federation, units, who)
     if reader.past:
         described = Series.of_scale(federation.scale).covariates
         return [*lines, *([] if described is None else _warnings_of_text(described))]
@@ -375,8 +377,7 @@ def _warnings_of_columns(federation: Federation, reader: TableReader) -> list[st
     lines += _warnings_of_text(federation.columns)
     lines += _warnings_of_missing(federation, rows, who)
     missing = {column.name for column in federation.columns.inputs if isinstance(column, Number) and column.missing}
-    counting = [name for name, values in numbers.items() if name not in missing and _names_rows(values)]
-    if counting:
+    if counting := [name for name in counting if name not in missing]:
         lines.append(f"different in every row, as identifiers are: {list_names(counting)}; --ignore leaves columns out")
     return lines
 
