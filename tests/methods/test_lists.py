@@ -21,7 +21,7 @@ from kinfed.core.training import Training
 from kinfed.errors import UsageError
 from kinfed.methods import FedAGHN, FedAMP, HeurFedAMP, Kin, Mixture, PFedGraph, fedaghn
 from kinfed.methods.parts import graph_mixing
-from kinfed.ops import sketch
+from kinfed.ops import mixing, sketch
 from kinfed.relations import Nearest
 from kinfed.runs.relations_file import read_relations, write_relations
 from kinfed.simulation.simulation import Simulation
@@ -117,6 +117,23 @@ def test_no_table_of_all_pairs_is_made(roster, method, monkeypatch):
     for wide, narrow in zip(prospect, some, strict=True):
         torch.testing.assert_close(wide[cohort], narrow)
     assert made.largest < 2000 * 2000 / 7
+
+
+@pytest.mark.parametrize("method", [PFedGraph(neighbours=3), Kin(neighbours=3)], ids=lambda m: type(m).__name__)
+def test_rows_of_clients_that_never_took_part_are_not_read(roster, method, monkeypatch):
+    """They are NaN here, as one would enter every mixture and mean."""
+    monkeypatch.setattr(mixing, "WORTH", 0)
+    known, server = trained(method, roster(400, nn.Linear(3, 2)), [list(range(0, 400, 8)), list(range(0, 400, 10))])
+    absent = known.others(torch.cat([torch.arange(0, 400, 8), torch.arange(0, 400, 10)]))  # 80 have taken part
+    bare = server._replace(theta=server.theta.index_fill(0, absent, torch.nan))
+    if isinstance(method, PFedGraph):  # Kin's are zeros, by which it tells who has trained
+        bare = bare._replace(sketch=server.sketch.index_fill(0, absent, torch.nan))
+    cohort = torch.tensor([0, 4, 8, 9])  # two of them are sent the mean
+    sent, expected = (method.send(known, state, cohort) for state in (bare, server))
+    for mine, other in zip(sent, expected, strict=True):
+        assert torch.equal(mine, other)
+    after = method.aggregate(known, bare, cohort[::2], upload(method, sent.theta[::2] + 1))
+    assert torch.isfinite(method.send(known, after, cohort).theta).all()
 
 
 def outcome(method, participation=0.4):

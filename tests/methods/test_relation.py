@@ -10,7 +10,7 @@ from torch import nn
 from kinfed.core.layout import Layout
 from kinfed.core.rows import take
 from kinfed.ops.sketch import SPARE
-from kinfed.relations import Distance, Nearest, Softmax, Weights, relate
+from kinfed.relations import Distance, Everyone, Nearest, Softmax, Weights, relate
 
 float64 = torch.float64
 
@@ -77,3 +77,13 @@ def test_what_is_compared_ranks_those_that_sketches_propose(roster):
     )
     assert relation.weights.near.tolist() == [[0, 1], [3, 4]]
     assert relation.similarity.tolist() == [[[0, -1], [0, -1]]]
+
+
+@pytest.mark.parametrize("among", [Everyone(), Nearest(3)])
+def test_models_of_other_lengths_mix_as_a_table_of_them_would(roster, among):
+    known, theta, scale = roster(90, size=12), random(90, 12), random(90, seed=1).exp()
+    mass = torch.arange(90, dtype=float64)
+    weights = relate(Distance(), Softmax(9.0), among, known, partial(take, theta), mass, known.everyone[::7]).weights
+    mixed, layout = weights.mix(theta, known.layout, scale), known.layout
+    torch.testing.assert_close(mixed, weights.dense(90) @ (scale[:, None] * theta), rtol=0, atol=1e-13)
+    torch.testing.assert_close(mixed, weights.mix(scale[:, None] * theta, layout), rtol=0, atol=1e-13)

@@ -9,6 +9,8 @@ from kinfed.ops import inverted_file, sketch
 from kinfed.ops.inverted_file import gather_pools
 from kinfed.ops.sketch import draw_others, nearest
 
+EVERYONE = torch.ones(3000, dtype=torch.bool)
+
 
 @pytest.fixture
 def many(monkeypatch):
@@ -34,20 +36,20 @@ def test_no_more_than_a_pool_is_looked_at_for_each():
 
 def test_members_of_a_family_are_found(many):
     vectors, label = families(3000, 30)
-    near = nearest(vectors, torch.arange(0, 3000, 7), 20)
+    near = nearest(vectors, torch.arange(0, 3000, 7), 20, EVERYONE)
     assert (label[near] == label[near[:, :1]]).float().mean() > 0.99
 
 
 def test_identical_vectors_do_not_fill_a_pool_that_is_larger(many):
     vectors = torch.zeros(3000, 8)
-    near = nearest(vectors, torch.arange(3000), 20)
+    near = nearest(vectors, torch.arange(3000), 20, EVERYONE)
     assert all(len(row.unique()) == 21 for row in near)
     assert max(len(at) for _, at in gather_pools(vectors, vectors, 22, 1 << 24)) <= 2 * inverted_file.POOL
 
 
 def test_a_list_does_not_depend_on_who_else_is_asked(many):
     vectors, some = families(3000, 30)[0], torch.arange(5, 3000, 11)
-    assert torch.equal(nearest(vectors, torch.arange(3000), 20)[some], nearest(vectors, some, 20))
+    assert torch.equal(nearest(vectors, torch.arange(3000), 20, EVERYONE)[some], nearest(vectors, some, 20, EVERYONE))
 
 
 @pytest.mark.parametrize("size", [30, 1000])

@@ -9,8 +9,8 @@ from torch.func import vjp
 
 from kinfed.core.layout import Layout
 from kinfed.core.rows import blank, put, take
-from kinfed.ops import similarity
-from kinfed.ops.mixing import mix, weighted_mean
+from kinfed.ops import mixing, similarity
+from kinfed.ops.mixing import add_rows, mix, weighted_mean
 from kinfed.ops.similarity import cosine, gram, inner, inner_by_layer
 from kinfed.ops.sparsify import largest, project_simplex
 
@@ -94,6 +94,14 @@ def test_weighted_mean_by_hand():
     thirds = weighted_mean(torch.eye(3, dtype=float64), torch.tensor([1, 1, 1]))
     close(thirds, torch.full((3,), 1 / 3, dtype=float64), atol=1e-16)
     assert weighted_mean(torch.eye(3), torch.tensor([1, 1, 1])).dtype == torch.float32
+
+
+def test_rows_add_up_whichever_are_read(monkeypatch):
+    theta, weights = random(30, 5), random(30, seed=1) * (torch.arange(30) % 5 == 0)
+    close(add_rows(weights, theta), (weights[:, None] * theta).sum(0))
+    monkeypatch.setattr(mixing, "WORTH", 0)
+    theta = torch.where(weights[:, None] == 0, torch.nan, theta)  # so that what is read shows
+    close(add_rows(weights, theta), (weights[:, None] * theta.nan_to_num()).sum(0))
 
 
 def test_mix_with_one_relation_is_a_matrix_product(layout):

@@ -76,15 +76,16 @@ def test_candidates_are_the_best_others(count, most, size, seed):
 
 def test_candidates_block_by_block(monkeypatch):
     keys, cohort = random(30, 4), torch.arange(30)
-    whole = candidates(keys, keys, cohort, 5)
+    everyone = torch.ones(30, dtype=torch.bool)
+    whole = candidates(keys, keys, cohort, 5, everyone)
     monkeypatch.setattr(sketch, "BLOCK", 60)  # two clients at a time
-    assert torch.equal(candidates(keys, keys, cohort, 5), whole)
+    assert torch.equal(candidates(keys, keys, cohort, 5, everyone), whole)
 
 
 @given(st.integers(1, 9), st.integers(1, 12), st.integers(0, 10_000))
 def test_nearest_sketches_are_exact(count, most, seed):
     table, cohort = 1e3 + random(count, 5, seed=seed), torch.arange(count).flip(0)[: 1 + count // 2]
-    near = nearest(table, cohort, most)
+    near = nearest(table, cohort, most, torch.ones(count, dtype=torch.bool))
     assert near.shape == (len(cohort), min(most, count - 1) + 1)
     assert torch.equal(near[:, 0], cohort)
     squares = torch.cdist(table[cohort], table, compute_mode="donot_use_mm_for_euclid_dist").square()

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Annotated, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ..core.client import Client
@@ -71,15 +70,10 @@ class Kin(RelationMixing, Admits):
     def mark_seen(self, server: Tree) -> Tensor:
         return server.trained > 0
 
-    def mean(self, roster: Roster, server: Tree) -> Tensor:
-        heard = server.trained.nonzero().squeeze(1)
-        if not self.neighbours:
-            return super().mean(roster, server)
-        if not len(heard):
-            return roster.theta
-        shares = self.mass(roster, server)[heard]
-        shares = (shares / shares.sum())[None]
-        return F.embedding_bag(heard[None], server.theta, mode="sum", per_sample_weights=shares)[0]
+    def mean(self, roster: Roster, server: Tree, scale: Tensor | float = 1.0) -> Tensor:
+        if self.neighbours and not server.trained.any():  # nobody has a row
+            return roster.theta * scale
+        return super().mean(roster, server, scale)
 
     def relate(self, roster: Roster, server: Tree, cohort: Tensor) -> Relation:
         if not 0 < self.neighbours < len(roster) - 1:

@@ -13,9 +13,10 @@ from torch import Tensor
 from ..core.client import Alignment, Client
 from ..core.field_checks import CountOrZero, NonNegative, Positive
 from ..core.method import Params, Roster
-from ..core.rows import put, take, weighted_mean
+from ..core.rows import put, take
 from ..core.trees import ModelOf, PerClient, Tree
 from ..relations import Cosine, Everyone, Nearest, Relation, Simplex, Weights, relate, renew, start_sketches
+from ..relations.movements import lengths_of
 from .parts.graph_mixing import RelationMixing
 
 
@@ -59,13 +60,15 @@ class PFedGraph(RelationMixing):
         return relation._replace(what="cosine of how far models moved")
 
     def compose(self, roster: Roster, server: Tree, weights: Weights, unheard: Tensor) -> Tree:
-        parts = [server.theta[:, layer.trainable].norm(dim=1) for layer in roster.layout.layers]
-        lengths = torch.stack(parts).norm(dim=0).clamp(min=torch.finfo(server.theta.dtype).tiny)
-        directions = server.theta / lengths[:, None]
-        others = weights.mix(directions, roster.layout)
-        if unheard.any():
-            others[unheard] = weighted_mean(directions, self.mass(roster, server))
-        return Sent(super().compose(roster, server, weights, unheard).theta, others)
+        lengths = roster.memo.once("lengths", (self, *server), lambda: self.measure(roster, server))
+        return Sent(*(self.mix(roster, server, weights, unheard, scale) for scale in (1.0, 1 / lengths)))
+
+    def measure(self, roster: Roster, server: Tree) -> Tensor:
+        """[N] lengths of the models, of those that count; 1 of the others."""
+        heard = (self.mass(roster, server) > 0).nonzero().squeeze(1)
+        lengths = lengths_of(roster.layout, take(server.theta, heard), by_layer=False)[0]
+        lengths = lengths.clamp(min=torch.finfo(lengths.dtype).tiny)
+        return lengths.new_ones(len(roster)).index_copy(0, heard, lengths)
 
     def aggregate(self, roster: Roster, server: Tree, cohort: Tensor, uploads: Tree) -> Tree:
         seen = put(server.seen, cohort, torch.ones_like(cohort, dtype=torch.bool))

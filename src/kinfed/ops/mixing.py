@@ -9,10 +9,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..core.layout import Layout
-from ..core.rows import blank, weighted_mean as weighted_mean
+from ..core.rows import WORTH, blank, weighted_mean as weighted_mean
 from .similarity import columns_of, fast_product
 from .sparsify import project_simplex
 
+FEW = 4  # rows are read one by one if at most one in this many counts
 SPARSE = 20  # a sparse product is faster if at most one weight in this many is not zero
 
 
@@ -38,6 +39,18 @@ def mix(weights: Tensor, theta: Tensor, layout: Layout, near: Tensor | None = No
         for at, part in pieces:
             torch.mm(part, theta[:, at], out=mixed[:, at])  # without a copy
     return mixed
+
+
+def add_rows(weights: Tensor, theta: Tensor) -> Tensor:
+    """[d] the rows of theta: [N, d] times weights: [N], added up; of a large table, if few count, only these are read.
+
+    >>> add_rows(torch.tensor([2.0, 0.0, 1.0]), torch.tensor([[1.0, 3.0], [5.0, 5.0], [0.0, 1.0]]))
+    tensor([2., 7.])
+    """
+    weights = weights.to(theta.dtype)
+    if theta.nbytes >= WORTH and FEW * (counted := weights.nonzero().squeeze(1)).numel() < len(weights):
+        return F.embedding_bag(counted[None], theta, mode="sum", per_sample_weights=weights[counted][None])[0]
+    return weights @ theta
 
 
 def mix_freely(weights: Tensor, theta: Tensor, layout: Layout, near: Tensor | None = None) -> Tensor:

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from ..core.layout import Layout
+from ..core.rows import take
 from ..core.seeding import fold
 from .inverted_file import gather_pools
 
@@ -40,31 +41,16 @@ def sketch_models(theta: Tensor, key: Tensor, layout: Layout) -> Tensor:
     return sketch
 
 
-def candidates(
-    queries: Tensor,
-    keys: Tensor,
-    cohort: Tensor,
-    count: int,
-    present: Tensor | None = None,
-    less: Tensor | float = 0.0,
-) -> Tensor:
+def candidates(queries: Tensor, keys: Tensor, cohort: Tensor, count: int, present: Tensor) -> Tensor:
     """[K, M] int64 clients: for each of the cohort: [K] the others whose keys have the largest products with its query.
 
-    queries: [K, s], keys: [N, s], and less: [N] is taken from the products; M is `count`, or N - 1 if that is less.
-    Clients with present: [N] False come last, and are looked at only if there are too few others. Of very many keys
-    those are looked at that lie in the cells near a query's own, see `gather_pools`.
+    queries: [K, s], keys: [N, s]; M is `count`, or N - 1 if that is less. Clients with present: [N] False come last,
+    and are looked at only if there are too few others. Of very many keys those are looked at that lie in the cells near
+    a query's own, see `gather_pools`.
     """
-    ids = torch.arange(len(keys), device=keys.device) if present is None else _audible(present, count)
-    keys = keys if present is None else keys[ids]
-    silent = torch.zeros_like(ids, dtype=torch.bool) if present is None else ~present[ids]
-    less = keys.new_tensor(less).expand(len(silent)) if isinstance(less, float) else less[ids]
-    chosen = ids.new_empty(len(queries), min(count, len(keys) - 1))
-    for rows, at in gather_pools(queries, keys, count + 2, BLOCK):
-        scores = queries[rows] @ keys[at].T - less[at]
-        scores.masked_fill_(silent[at], torch.finfo(scores.dtype).min)
-        scores.masked_fill_(cohort[rows, None] == ids[at], -torch.inf)
-        chosen[rows] = ids[at][scores.topk(chosen.shape[1], dim=1).indices]
-    return chosen
+    ids = _audible(present, count)
+    keys = take(keys, ids)
+    return _choose(queries, keys, keys.new_zeros(len(keys)), ids, ~present[ids], cohort, count)
 
 
 def draw_others(
@@ -117,11 +103,33 @@ def _audible(present: Tensor, count: int) -> Tensor:
     return present.index_fill(0, spare, True).nonzero().squeeze(1)
 
 
-def nearest(sketch: Tensor, cohort: Tensor, count: int, present: Tensor | None = None) -> Tensor:
+def nearest(sketch: Tensor, cohort: Tensor, count: int, present: Tensor) -> Tensor:
     """[K, M] int64 clients: each of the cohort: [K], and then those whose sketches are nearest, of sketch: [N, s].
 
-    M is `count` + 1, or N if that is less. Clients with present: [N] False come last.
+    M is `count` + 1, or N if that is less. Clients with present: [N] False come last, and are looked at only if there
+    are too few others.
     """
-    sketch = sketch - sketch.mean(0)  # nearby models far from the origin would lose all digits
-    half = sketch.square().sum(1) / 2  # a b - b^2 / 2 is largest where (a - b)^2 is least
-    return torch.cat([cohort[:, None], candidates(sketch[cohort], sketch, cohort, count, present, half)], 1)
+    ids = _audible(present, count)
+    keys = take(sketch, ids)
+    middle = keys.mean(0)  # nearby models far from the origin would lose all digits
+    keys = keys - middle
+    half = keys.square().sum(1) / 2  # a b - b^2 / 2 is largest where (a - b)^2 is least
+    others = _choose(take(sketch, cohort) - middle, keys, half, ids, ~present[ids], cohort, count)
+    return torch.cat([cohort[:, None], others], 1)
+
+
+def _choose(
+    queries: Tensor, keys: Tensor, less: Tensor, ids: Tensor, silent: Tensor, cohort: Tensor, count: int
+) -> Tensor:
+    """[K, M] int64 the ids whose keys: [n, s] have the largest products with queries: [K, s], of which less: [n] goes.
+
+    ids: [n] are the clients of keys, of whom those that are silent: [n] bool come last; cohort: [K] are those of
+    queries, who do not choose themselves.
+    """
+    chosen = ids.new_empty(len(queries), min(count, len(keys) - 1))
+    for rows, at in gather_pools(queries, keys, count + 2, BLOCK):
+        scores = queries[rows] @ keys[at].T - less[at]
+        scores.masked_fill_(silent[at], torch.finfo(scores.dtype).min)
+        scores.masked_fill_(cohort[rows, None] == ids[at], -torch.inf)
+        chosen[rows] = ids[at][scores.topk(chosen.shape[1], dim=1).indices]
+    return chosen

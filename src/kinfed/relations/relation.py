@@ -15,7 +15,7 @@ from ..core.rows import take
 from ..core.seeding import fold, key
 from ..core.trees import Tree
 from ..errors import UsageError
-from ..ops.mixing import mend_statistics, mix, mix_freely, spread_lists
+from ..ops.mixing import add_rows, mend_statistics, mix, mix_freely, spread_lists
 from .comparisons import Comparison
 from .neighbourhoods import Everyone, Linked, Nearest, sketch_rows
 from .weighings import Weighing
@@ -50,22 +50,43 @@ class Weights(NamedTuple):
     senders: Tensor | None = None  # [M] int64 the clients that are mixed; None: all N
     rest: Rest | None = None  # what those count that are not listed; None: nothing
 
-    def mix(self, theta: Tensor, layout: Layout) -> Tensor:
-        """[K, d] mixtures of theta: [N, d]; with lists no table [K, N] is made."""
-        theta = theta if self.senders is None else take(theta, self.senders)
+    def mix(self, theta: Tensor, layout: Layout, scale: Tensor | float = 1.0) -> Tensor:
+        """[K, d] mixtures of theta: [N, d], or of these models times scale: [N]; with lists no table [K, N] is made."""
+        factor = theta.new_ones(len(theta)) * scale
+        if self.senders is not None:
+            theta, factor = take(theta, self.senders), factor[self.senders]
+        listed = factor if self.near is None else factor[self.near]  # [M] or [K, M]
         if self.rest is None:
-            return mix_freely(self.rows, theta, layout, self.near)
+            return mix_freely(self.rows * listed, theta, layout, self.near)
         rows, share = self._spread()
-        mixed, total = mix(rows, theta, layout, self.near), self.rest.mass.to(theta.dtype) @ theta
+        mixed = mix(rows * listed, theta, layout, self.near)
+        total = add_rows(self.rest.mass * factor, theta)
         shares = share.expand(len(layout.layers), -1)  # [L, K]
         for layer, part in zip(layout.layers, shares, strict=True):
             mixed[:, layer.at].addr_(part.to(theta.dtype), total[layer.at])
         sampled, statistics = take(theta, self.rest.sample), ~layout.trainable_on(theta.device)
-        mixed += mix(self.rest.beyond, sampled, layout)
+        of_sample = factor[self.rest.sample]
+        mixed += mix(self.rest.beyond * of_sample, sampled, layout)
         if statistics.any():  # a variance must not become negative
-            means = mix(self.rows, theta, layout, self.near) + mix(self.rest.rows, sampled, layout)
+            means = mix(self.rows * listed, theta, layout, self.near)
+            means += mix(self.rest.rows * of_sample, sampled, layout)
             mixed[:, statistics] = means[:, statistics]
-        return mend_statistics(mixed, self.rows, theta, layout, self.near)
+        return mend_statistics(mixed, self.rows * listed, theta, layout, self.near)
+
+    def mix_heard(
+        self, theta: Tensor, layout: Layout, unheard: Tensor, mean: Callable[[], Tensor], scale: Tensor | float = 1.0
+    ) -> Tensor:
+        """[K, d] the same, and a mean: [d] where receivers are unheard: [K] bool."""
+        if unheard.all():
+            return mean().expand(len(unheard), -1)
+        if self.near is None or not unheard.any():
+            mixed = self.mix(theta, layout, scale)
+            if unheard.any():
+                mixed[unheard] = mean()
+            return mixed
+        heard = (~unheard).nonzero().squeeze(1)
+        mixed = self.rows_of(heard).mix(theta, layout, scale)
+        return mean().expand(len(unheard), -1).clone().index_copy_(0, heard, mixed)
 
     def dense(self, count: int) -> Tensor:
         """[K, N] or [L, K, N] the whole relation among N = `count` clients, 0 for those that are not mixed."""

@@ -41,7 +41,7 @@ HOLDS = {  # of kinfed's methods and of their parts: measured, as tests/runs/tes
     "Mixture": Holds(models=3.8, uploads=0.2, layer_pairs=5.8, layer_graphs=1),
     "FedAMP": Holds(models=3.6, uploads=0.6, pairs=9, graphs=1),
     "HeurFedAMP": Holds(models=4.6, uploads=0.7, pairs=9, graphs=1),
-    "PFedGraph": Holds(models=6, uploads=1, pairs=8, graphs=1),
+    "PFedGraph": Holds(models=5, uploads=1, pairs=8, graphs=1),
     "FedAGHN": Holds(models=5.6, uploads=0.5, layer_pairs=5.7, layer_graphs=1),
     "FedFomo": Holds(models=11, uploads=4.5, pairs=10, graphs=1),
     "DPFL": Holds(models=21, uploads=9, pairs=10, graphs=1),

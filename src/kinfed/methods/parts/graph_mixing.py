@@ -10,9 +10,9 @@ from ...core.client import Client
 from ...core.graph import Origin, Relation
 from ...core.method import Compared, Method, Params, Roster
 from ...core.mixins import Explains, Lists
-from ...core.rows import active, weighted_mean
+from ...core.rows import active
 from ...core.trees import Tree
-from ...ops.mixing import mix
+from ...ops.mixing import add_rows, mix
 from ...relations.relation import Relation as Related, Weights
 
 TABLE = 1 << 10  # clients up to which a table of all pairs is held, also where lists have made it
@@ -71,9 +71,10 @@ class RelationMixing(GraphMethod, Lists):
         """[N] by how much clients count: their training examples, once they have taken part; all before anybody has."""
         return (roster.weights * active(self.mark_seen(server))).to(server.theta.dtype)
 
-    def mean(self, roster: Roster, server: Tree) -> Tensor:
-        """[d] the mean of the models by examples."""
-        return weighted_mean(server.theta, self.mass(roster, server))
+    def mean(self, roster: Roster, server: Tree, scale: Tensor | float = 1.0) -> Tensor:
+        """[d] the mean of the models by examples, or of the models times scale: [N]."""
+        mass = self.mass(roster, server)
+        return add_rows(mass / mass.sum() * scale, server.theta)
 
     def weights(self, roster: Roster, server: Tree, cohort: Tensor) -> tuple[Weights, Tensor]:
         """The weights of the cohort's mixtures, and [K] bool who is sent the mean instead."""
@@ -82,16 +83,14 @@ class RelationMixing(GraphMethod, Lists):
 
     def compose(self, roster: Roster, server: Tree, weights: Weights, unheard: Tensor) -> Tree:
         """What K clients are sent: mixtures by weights, and the mean where they are unheard: [K] bool."""
-        if unheard.all():
-            return Params(self.mean(roster, server).expand(len(unheard), -1))
-        if weights.near is None or not unheard.any():
-            theta = weights.mix(server.theta, roster.layout)
-            if unheard.any():
-                theta[unheard] = self.mean(roster, server)
-            return Params(theta)
-        heard = (~unheard).nonzero().squeeze(1)
-        mixed = weights.rows_of(heard).mix(server.theta, roster.layout)
-        return Params(self.mean(roster, server).expand(len(unheard), -1).clone().index_copy_(0, heard, mixed))
+        return Params(self.mix(roster, server, weights, unheard))
+
+    def mix(
+        self, roster: Roster, server: Tree, weights: Weights, unheard: Tensor, scale: Tensor | float = 1.0
+    ) -> Tensor:
+        """[K, d] mixtures by weights of the models times scale: [N], and their mean where K are unheard: [K] bool."""
+        theta, layout = server.theta, roster.layout
+        return weights.mix_heard(theta, layout, unheard, lambda: self.mean(roster, server, scale), scale)
 
     def send(self, roster: Roster, server: Tree, cohort: Tensor) -> Tree:
         made_of = self.made_of(roster, server, cohort)
