@@ -53,12 +53,13 @@ def _hurry(monkeypatch):
         monkeypatch.setattr(f"kinfed_flower.server.{module}.{name}", 0.0)
 
 
-def make_sites(folder, names=NAMES, masks=MaskedRounds, **how):
+def make_sites(folder, names=NAMES, masks=MaskedRounds, classes=2, **how):
     draw, made = torch.Generator().manual_seed(5), []
     for i, name in enumerate(names):
         (folder / "sites").mkdir(exist_ok=True)
         x = torch.randn(20 + i, 6, generator=draw)
         y = (x[:, 0] + 0.3 * x[:, i % 6] > 0).long()
+        y = y + (classes - 2) * (x[:, 1] > 0.5)
         parts = {"test": slice(0, 4), "validation": slice(4, 8), "train": slice(8, None)}
         arrays = {f"{k}_{part}": t[at].numpy() for part, at in parts.items() for k, t in (("x", x), ("y", y))}
         path = folder / "sites" / f"{name}.npz"
@@ -103,14 +104,19 @@ def last_model(network):
     return {name.partition("/")[2]: t for name, t in sent[-1].items()} if sent else {}
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedrep", "scaffold", "ditto", "fedem", "ifca", "local"])
+@pytest.mark.parametrize(
+    "method", ["fedavg", "fedrep", "scaffold", "ditto", "fedem", "ifca", "local", "private-pooling"]
+)
 def test_ten_masked_sites_learn_what_plain_ones_learn(tmp_path, method):
+    """A linear model is of labels of three classes."""
     ends = {}
+    linear = method == "private-pooling"
+    classes, model = (3, {"name": "linear"}) if linear else (2, None)
     for masked in (False, True):
         folder = tmp_path / str(masked)
         folder.mkdir()
-        network = Network(make_sites(folder))
-        summary, lines = run(folder, network, planned(method, masked))
+        network = Network(make_sites(folder, classes=classes))
+        summary, lines = run(folder, network, planned(method, masked, model=model, classes=classes))
         ends[masked] = last_model(network), summary.scores, states(folder, summary.sites.experiment)
         assert summary.rounds == 3
         assert any("masks:" in line for line in lines) is masked

@@ -1,16 +1,19 @@
 """Private pooling: EM of a mixed model by bounded steps, and what noise does to it."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from scipy.optimize import minimize
+from scipy.special import log_softmax
 from scipy.stats import cauchy, multivariate_normal
-from sklearn.linear_model import Ridge
+from sklearn.linear_model import LogisticRegression, Ridge
 
 import kinfed
 from kinfed import Federation, Privacy, Split, Training, UsageError, fit
 from kinfed.core.tasks import Counts
-from kinfed.methods.solved.laplace import Rows
+from kinfed.methods.solved.laplace import Labels, Rows, contrast_classes
 from kinfed.methods.solved.mixed_model import MixedModel, Products
 from kinfed.methods.solved.own_ridge import solve_ridges
 from kinfed.methods.solved.personal_boosting import PersonalBoosting
@@ -111,7 +114,12 @@ def test_exact_sums_over_rows_are_refused_under_a_budget(method):
 @pytest.mark.parametrize(
     ("target", "module", "why"),
     [
-        (torch.arange(60) % 3, linear((4,), 3), "solves labels of two classes; there are 3"),
+        (torch.arange(60) % 3, linear((4,), 4), "solves 3 outputs, one for each class, and this model gives 4"),
+        (
+            torch.arange(60) % 30,
+            torch.nn.Sequential(torch.nn.Linear(4, 20), torch.nn.Linear(20, 30)),
+            "of 30 classes solves 21 inputs, with their 1, times 29 coefficients, and takes at most 600; use fewer",
+        ),
         (torch.rand(60), torch.nn.Linear(4, 1, bias=False), "needs a last layer with a bias"),
         (torch.rand(60, 2), linear((4,), 2), "solves one number for each row, and this model gives 2 outputs"),
     ],
@@ -218,7 +226,7 @@ def test_regressions_of_a_clients_own_are_modes_under_penalties_with_their_likel
             densities.append(-lose(mode) + np.linalg.slogdet(precision)[1] / 2 - np.linalg.slogdet(curvature)[1] / 2)
             modes.append(mode)
     rows = Rows(torch.from_numpy(x), torch.from_numpy(y), torch.ones(7).double(), mean)
-    coefficients, density = _regress_alone(rows, torch.tensor(noise).double())
+    coefficients, density = _regress_alone(rows, torch.zeros(1, 3).double(), torch.tensor(noise).double())
     np.testing.assert_allclose(density, np.array(densities) - np.log(8), rtol=1e-4)
     np.testing.assert_allclose(coefficients, modes, atol=2e-4)
 
@@ -275,3 +283,136 @@ def test_a_client_without_rows_has_what_all_share():
     centre, noise = torch.tensor([[0.5, -1.0, 2.0]]).double(), torch.tensor(0.7).double()
     sent = Sent(None, centre, torch.ones(1).double(), 0 * centre[0] + 0.1, noise, noise)
     np.testing.assert_allclose(PrivatePooling().choose_coefficients(none, sent), centre[0])
+
+
+def drawn_classes(clients, rows, classes=3, seed=0):
+    """A federation of clients whose labels follow a softmax of coefficients [f, C] of their own; all rows train."""
+    draw = np.random.default_rng(seed)
+    own = draw.normal(size=(3, classes)) + 0.5 * draw.normal(size=(clients, 3, classes))
+    x = draw.normal(size=(clients, rows, 2))
+    scores = np.einsum("nrf,nfc->nrc", np.concatenate([x, np.ones((clients, rows, 1))], 2), own)
+    y = (scores + draw.gumbel(size=scores.shape)).argmax(2)
+    who = np.repeat([f"c{i:03}" for i in range(clients)], rows)
+    federation = Federation.from_arrays(x.reshape(-1, 2), y.ravel(), who, split=Split(validation=0))
+    federation.rows["train"] = [torch.arange(rows) + rows * i for i in range(clients)]
+    return federation, own
+
+
+def solve_classes(data, rounds=8, seed=0, method=None, **privacy):
+    """A run, and the outputs [N, f, C] of its models by input, less their mean over classes."""
+    training = Training(privacy=Privacy(unit="client", **privacy) if privacy else None)
+    module = linear((2,), data.task.classes).double()
+    run = fit(method or PrivatePooling(), data, module, rounds=rounds, training=training, seed=seed)
+    theta, classes = coefficients(run), data.task.classes
+    weight = np.moveaxis(theta[:, : 2 * classes].reshape(-1, classes, 2), 1, 2)
+    own = np.concatenate([weight, theta[:, None, 2 * classes :]], 1)
+    return run, own - own.mean(2, keepdims=True)
+
+
+def labelled(x, y, classes):
+    rows = torch.from_numpy(np.column_stack([x, np.ones(len(x))]))
+    labels = torch.nn.functional.one_hot(torch.as_tensor(y), classes).double()
+    return Labels(rows, labels, torch.ones(len(x)).double(), contrast_classes(classes))
+
+
+def test_contrasts_of_classes_are_orthogonal_and_those_of_two_are_halves():
+    np.testing.assert_allclose(contrast_classes(2), [[-0.5], [0.5]])
+    for classes in (3, 7):
+        b = contrast_classes(classes).numpy()
+        np.testing.assert_allclose(b.T @ b, np.eye(classes - 1) / 2, atol=1e-15)
+        np.testing.assert_allclose(b.sum(0), 0, atol=1e-15)
+
+
+def test_two_classes_by_a_softmax_are_placed_as_by_a_logistic_regression():
+    data, _ = drawn_labels(1, 30, seed=5)
+    x, y = data.x.numpy(), data.y.numpy()
+    by_softmax = labelled(x, y, 2)
+    plain = Rows(by_softmax.x, torch.from_numpy(y).double(), by_softmax.real, 0.0)
+    centres, spread = torch.tensor([[0.3, -1.0, 0.2], [0, 2.0, 1]]).double(), torch.tensor([0.5, 0.1, 2.0]).double()
+    noise = torch.ones(()).double()
+    for mine, theirs in zip(*(place_client(rows, centres, spread, noise) for rows in (by_softmax, plain)), strict=True):
+        np.testing.assert_allclose(mine, theirs, atol=1e-7)
+
+
+@pytest.mark.parametrize("classes", [3, 5])
+def test_a_client_of_several_classes_is_at_the_mode_of_scikit_learn(classes):
+    """Of coefficients whose log odds have the variance D the penalty is C = D / 2; classes that it lacks have theirs.
+
+    The covariance of log odds over the first class is by the dense Hessian in these, and the density by Laplace.
+    """
+    draw = np.random.default_rng(classes)
+    x, y = draw.normal(size=(40, 2)), draw.integers(0, classes, 40)
+    variance, b = 0.8, contrast_classes(classes).numpy()
+    spread, none = torch.full((3,), variance).double(), torch.zeros(1, 3 * (classes - 1)).double()
+    away, covariance, density = place_client(labelled(x, y, classes), none, spread, torch.ones(()).double())
+    table = np.column_stack([x, np.ones(40)])
+    fitted = LogisticRegression(C=variance / 2, fit_intercept=False, tol=1e-10, max_iter=5000).fit(table, y)
+    np.testing.assert_allclose(away[0].view(3, -1).numpy() @ b.T, fitted.coef_.T, atol=2e-5)
+
+    odds = b[1:] - b[:1]  # [c, c] of coefficients to log odds over the first class
+    turn = np.kron(np.eye(3), odds)
+    chance = fitted.predict_proba(table)[:, 1:]
+    weight = np.einsum("nc,cd->ncd", chance, np.eye(classes - 1)) - np.einsum("nc,nd->ncd", chance, chance)
+    prior = np.kron(np.eye(3), np.linalg.inv(variance * (np.eye(classes - 1) + 1) / 2))
+    hessian = np.einsum("ncd,nf,ng->fcgd", weight, table, table).reshape(prior.shape) + prior
+    np.testing.assert_allclose(turn @ covariance[0].numpy() @ turn.T, np.linalg.inv(hessian), atol=1e-5)
+
+    scores = table @ fitted.coef_.T
+    mode = ((fitted.coef_[1:] - fitted.coef_[:1]).T).ravel()
+    likely = log_softmax(scores, 1)[np.arange(40), y].sum() - mode @ prior @ mode / 2
+    likely += (np.linalg.slogdet(prior)[1] - np.linalg.slogdet(hessian)[1]) / 2
+    assert float(density) == pytest.approx(likely, abs=1e-6)
+
+
+def test_of_three_classes_it_ends_where_its_conditions_hold():
+    """Of log odds of every two classes the centre is the mean of modes, and variances those with their uncertainty."""
+    data, _ = drawn_classes(12, 25)
+    server = solve_classes(data, rounds=150)[0].final.progress.server
+    b, pairs = contrast_classes(3).numpy(), [(0, 1), (0, 2), (1, 2)]
+    away, squares = [], []
+    for at in data.rows["train"]:
+        rows = labelled(data.x[at].numpy(), data.y[at], 3)
+        placed = place_client(rows, server.centres, server.spread, server.noise)
+        outputs = placed.away[0].view(3, 2).numpy() @ b.T  # [f, C]
+        uncertain = np.einsum("cu,fugv,dv->fcgd", b, placed.covariance[0].view(3, 2, 3, 2).numpy(), b)
+        at_pairs = [uncertain[:, i, :, i] - 2 * uncertain[:, i, :, j] + uncertain[:, j, :, j] for i, j in pairs]
+        variances = [np.diagonal(matrix) for matrix in at_pairs]
+        odds = np.stack([outputs[:, i] - outputs[:, j] for i, j in pairs])
+        away.append(odds)
+        squares.append((odds**2 + variances).mean(0))
+    assert np.mean(away, 0) == pytest.approx(np.zeros((3, 3)), abs=2e-3)
+    assert np.mean(squares, 0) == pytest.approx(server.spread.numpy(), rel=0.02)
+
+
+def test_the_order_of_classes_changes_nothing_but_their_order():
+    data, _ = drawn_classes(12, 20, classes=4)
+    order = torch.tensor([2, 0, 3, 1])
+    mine, theirs = (solve_classes(table)[1] for table in (data, replace(data, y=order[data.y])))
+    np.testing.assert_allclose(theirs[:, :, order], mine, atol=1e-6)
+
+
+def test_a_class_that_clients_lack_and_one_of_a_single_row_are_solved():
+    """Others' rows say what such a class is like, so nobody gives it a chance of 0."""
+    data, _ = drawn_classes(20, 30)
+    y = data.y.clone()
+    y[:300][y[:300] == 2] = 0  # half of the clients have no row of it
+    y[y == 1] = 0
+    y[599] = 1
+    run, own = solve_classes(replace(data, y=y))
+    assert np.isfinite(own).all()
+    chances = torch.cat([run.model(position=i)(data.x).softmax(1) for i in range(20)]).detach()
+    assert float(chances.min()) > 1e-6
+    assert float(chances[:, 1].mean()) < 0.02
+
+
+def test_an_epsilon_costs_several_classes_little_with_many_clients():
+    data, own = drawn_classes(120, 25)
+    own = own - own.mean(2, keepdims=True)
+
+    def error(answer):
+        return float(np.sqrt(np.square(answer[1] - own).mean()))
+
+    plain = error(solve_classes(data))
+    private = error(solve_classes(data, epsilon=8.0))
+    assert private < 1.15 * plain
+    assert plain < 0.8 * np.sqrt(np.square(own - own.mean(0)).mean())  # one for all is farther off

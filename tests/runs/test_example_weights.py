@@ -34,6 +34,7 @@ def federation(task, clients=4, rows=60, seed=0):
     noise = torch.randn(len(x), generator=draw)
     if isinstance(task, Classification):
         y = (line + noise > 0).long()
+        y = y + (task.classes - 2) * (x[:, 1] + noise > 1)
     elif isinstance(task, Counts):
         y = torch.poisson((0.5 * line).exp(), generator=draw)[:, None]
     else:
@@ -93,10 +94,13 @@ TASKS = {"numbers": Regression(), "labels": Classification(2), "counts": Counts(
 
 @pytest.mark.parametrize(
     ("method", "task"),
-    itertools.product(["partial-pooling", "personal-boosting", "mixed-model", "private-pooling"], TASKS),
+    [
+        *itertools.product(["partial-pooling", "personal-boosting", "mixed-model", "private-pooling"], TASKS),
+        ("private-pooling", "three classes"),
+    ],
 )
 def test_solved_methods_take_a_weight_of_two_for_two_rows(method, task):
-    data = federation(TASKS[task])
+    data = federation(TASKS.get(task) or Classification(3))
 
     def answers(of):
         module = trees((3,), of.outputs) if method == "personal-boosting" else linear((3,), of.outputs)

@@ -40,8 +40,8 @@ class PrivateKin(PrivatePooling):
 
     def start(self, roster: Roster) -> Tree:
         server = super().start(roster)
-        f = server.centres.shape[1]
-        draw = torch.randn(self.centres, f, generator=roster.generator("centres"), dtype=torch.float64)
+        width = server.centres.shape[1]
+        draw = torch.randn(self.centres, width, generator=roster.generator("centres"), dtype=torch.float64)
         like = server.spread
         shares = torch.full((self.centres,), 1 / self.centres).to(like)
         noise = like[0] if takes(roster.task) else like[0] / 2

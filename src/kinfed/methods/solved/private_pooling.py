@@ -17,7 +17,7 @@ from ...core.private.private_sums import find_noise
 from ...core.tasks import Classification
 from ...core.trees import Averaged, ModelOf, Shared, Tree
 from ...errors import UsageError
-from .laplace import Rows, check_task, find_mode, log_marginal, precision_of, takes, to_outputs
+from .laplace import Labels, Rows, check_task, find_mode, log_marginal, read_rows, takes, to_outputs
 from .mixed_model import Products, moments_of
 from .own_ridge import About, lean, place_about
 from .partial_pooling import coefficients_of, head_of, model_of
@@ -28,6 +28,7 @@ CONSTANTS, SLOPES = (1.0, 3.0), (0.03, 0.1, 0.3, 1.0)  # deviations that the sam
 LARGEST = 4.0  # of a client's squared errors over the noise
 SHRINKS, GROWS = (0.05, 0.2), (8.0, 4.0)  # how far variances of coefficients, and the noise, change in a round
 SETTLED = 1e-4  # a step that is none
+WIDEST = 600  # coefficients of a client's labels of three and more classes, whose covariance it works out
 FEWEST = 0.2  # of the share that each of several centres would have of all clients, what it has at least
 
 
@@ -35,9 +36,9 @@ class Sent(NamedTuple):
     """What every client receives."""
 
     theta: ModelOf[Shared]  # [d] the model with the mean of the centres
-    centres: Shared  # [K, f]
+    centres: Shared  # [K, f c]
     shares: Shared  # [K] of clients about each centre
-    spread: Shared  # [f] the variances of clients' coefficients about their centre
+    spread: Shared  # [f] the variances of clients' coefficients about their centre, the same of all c
     noise: Shared  # [] the variance of targets about their predictions
     sharpness: Shared  # [] how far likelihoods count for where a client belongs
 
@@ -45,7 +46,7 @@ class Sent(NamedTuple):
 class Step(NamedTuple):
     """How a client would move what all share; the server gets the mean over clients."""
 
-    # [K f + f + 1] of the centres, the variances and the noise, in units of REACH; and [K] shares, if K is above 1
+    # [K f c + f + 1] of the centres, the variances and the noise, in units of REACH; and [K] shares, if K is above 1
     step: Averaged
 
 
@@ -53,7 +54,7 @@ class Server(NamedTuple):
     """The server's state."""
 
     body: Shared  # [d] the initial model, whose head is replaced
-    centres: Shared  # [K, f]
+    centres: Shared  # [K, f c] with c = 1, or of C classes c = C - 1 linear predictors
     shares: Shared  # [K]
     spread: Shared  # [f]
     noise: Shared  # []
@@ -61,7 +62,7 @@ class Server(NamedTuple):
 
     @property
     def centre(self) -> Tensor:
-        """[f] the mean over clients of their centres."""
+        """[f c] the mean over clients of their centres."""
         mean: Tensor = self.shares @ self.centres
         return mean
 
@@ -69,8 +70,8 @@ class Server(NamedTuple):
 class Placed(NamedTuple):
     """A client beside each of the centres."""
 
-    away: Tensor  # [K, f] how far its coefficients are from the centre, by its rows and the variances
-    covariance: Tensor  # [K, f, f] of its coefficients
+    away: Tensor  # [K, f c] how far its coefficients are from the centre, by its rows and the variances
+    covariance: Tensor  # [K, f c, f c] of its coefficients
     density: Tensor  # [K] the logarithm of the density of its targets, less a constant
 
 
@@ -85,9 +86,10 @@ class PrivatePooling(Method, Averages, Explains, Solves):
     with many counts as much as others. Under `privacy.unit="client"` it is cut to `privacy.clip`, and the mean is
     noised. $c_i$ never leaves.
 
-    Labels of two classes have no $\sigma^2$, and that of counts is their variance over Poisson's. Then $c_i$ is the
-    mode and $P_i$ the inverse of the curvature there, by Newton's method at home (Tierney and Kadane 1986,
-    doi:10.1080/01621459.1986.10478240).
+    Labels have no $\sigma^2$, and that of counts is their variance over Poisson's. Then $c_i$ is the mode and $P_i$
+    the inverse of the curvature there, by Newton's method at home (Tierney and Kadane 1986,
+    doi:10.1080/01621459.1986.10478240). Of C classes $c_i$ has C - 1 contrasts for each input, of one variance, so that
+    nothing depends on the order of classes.
     """
 
     origin: ClassVar[Origin] = "fixed"
@@ -96,10 +98,10 @@ class PrivatePooling(Method, Averages, Explains, Solves):
     weighs: ClassVar[str] = "clients share a centre and variances, and no client learns from another"
 
     def start(self, roster: Roster) -> Tree:
-        inputs = _count_inputs(roster)
+        inputs, predictors = _count_inputs(roster)
         like: dict[str, Any] = {"dtype": torch.float64, "device": roster.theta.device}
-        ones = torch.ones(inputs, **like)
-        return Server(roster.theta, 0 * ones[None], ones[:1], ones, ones[0], torch.tensor(math.inf, **like))
+        ones, centres = torch.ones(inputs, **like), torch.zeros(1, inputs * predictors, **like)
+        return Server(roster.theta, centres, ones[:1], ones, ones[0], torch.tensor(math.inf, **like))
 
     def weights(self, roster: Roster, cohort: Tensor) -> Tensor:
         """[K] the same of all."""
@@ -118,20 +120,20 @@ class PrivatePooling(Method, Averages, Explains, Solves):
         return () if takes(client.task) else Products.empty(client)
 
     def train(self, client: Client, state: Tree, received: Tree) -> tuple[Tree, Tree]:
-        rows = Rows.read(client, received) if takes(client.task) else moments_of(client, received)
+        rows = read_rows(client, received) if takes(client.task) else moments_of(client, received)
         away, covariance, density = place_client(rows, received.centres, received.spread, received.noise)
         belongs = (received.shares.log() + received.sharpness * density).softmax(0)  # [K]
-        squares = measure_squares(rows, received.centres + away, covariance) / received.noise
-        errors = squares.clamp(0, LARGEST)
-        variances = covariance.diagonal(dim1=1, dim2=2)
-        wider = belongs @ ((away.square() + variances) / received.spread - 1) / 2
-        shift = belongs[:, None] * away / received.spread.sqrt()
-        step = torch.cat([shift.flatten(), wider, belongs @ errors[:, None] - 1]) / (REACH * math.sqrt(len(wider)))
+        errors = (measure_squares(rows, received.centres + away, covariance) / received.noise).clamp(0, LARGEST)
+        spread = _widen(received.spread, away)
+        squares = (away.square() + covariance.diagonal(dim1=1, dim2=2)) / spread
+        wider = _narrow(belongs @ squares - 1, received.spread) / 2
+        shift = belongs[:, None] * away / spread.sqrt()
+        step = torch.cat([shift.flatten(), wider, belongs @ errors[:, None] - 1]) / (REACH * math.sqrt(len(spread)))
         step = step if len(belongs) == 1 else torch.cat([step, belongs])
         return () if takes(client.task) else rows, Step(step.to(received.theta.dtype))
 
-    def choose_coefficients(self, rows: Products | Rows, received: Sent) -> Tensor:
-        """[f] a client's coefficients: the mean of those by what all share, and of a ridge of its own, as rows say.
+    def choose_coefficients(self, rows: Products | Rows | Labels, received: Sent) -> Tensor:
+        """[f c] a client's coefficients: the mean of those by what all share, and of a ridge of its own, as rows say.
 
         Each has the weight of its density of the client's targets, see `own_ridge`. Several centres have half of the
         weight beside one for all, about which coefficients vary as centres do, too. Labels and counts have regressions
@@ -141,12 +143,12 @@ class PrivatePooling(Method, Averages, Explains, Solves):
         shared = [About(centres, shares, spread)]
         if len(shares) > 1:
             mean = shares @ centres
-            wide = spread + shares @ (centres - mean).square()
+            wide = spread + _narrow(shares @ (centres - mean).square(), spread)
             half = torch.full_like(shares[:1], 0.5)
             shared = [About(centres, shares / 2, spread), About(mean[None], half, wide)]
         if isinstance(rows, Products):
             return lean(*rows, shared, noise)
-        alone, density = _regress_alone(rows, noise)
+        alone, density = _regress_alone(rows, centres, noise)
         candidates, likely = [alone], [density]
         for about in shared:
             placed = place_client(rows, about.centres, about.spread, noise)
@@ -155,19 +157,19 @@ class PrivatePooling(Method, Averages, Explains, Solves):
         return torch.cat(likely).softmax(0) @ torch.cat(candidates)
 
     def aggregate(self, roster: Roster, server: Tree, cohort: Tensor, uploads: Tree) -> Tree:
-        count, f = server.centres.shape
-        step = uploads.step.double()
+        count, width = server.centres.shape
+        step, f = uploads.step.double(), len(server.spread)
         shares = server.shares if count == 1 else step[-count:].clamp(min=FEWEST / count)
-        step = step[: (count + 1) * f + 1] * REACH * math.sqrt(f)
-        shift, wider, error = step[: count * f].view(count, f) / shares[:, None], step[count * f : -1], step[-1]
+        step = step[: count * width + f + 1] * REACH * math.sqrt(width)
+        shift, wider, error = step[: count * width].view(count, width) / shares[:, None], step[-f - 1 : -1], step[-1]
         # Wider is about the former centres: what these move, noise left aside, explains a part of it.
-        explained = (shift.square() - _vary(roster, cohort) * f / shares[:, None].square()).clamp(min=0)
-        grown = (1 + 2 * wider - shares @ explained).clamp(SHRINKS[0], GROWS[0])
+        explained = (shift.square() - _vary(roster, cohort) * width / shares[:, None].square()).clamp(min=0)
+        grown = (1 + 2 * wider - _narrow(shares @ explained, server.spread)).clamp(SHRINKS[0], GROWS[0])
         spread = server.spread * self.limit_growth(roster, grown)
         noise = (server.noise * (1 + error).clamp(SHRINKS[1], GROWS[1])).clamp(LEAST, MOST)
         if isinstance(roster.task, Classification):
             noise = server.noise
-        centres = server.centres + shift * server.spread.sqrt()
+        centres = server.centres + shift * _widen(server.spread, shift).sqrt()
         moved = step.abs().max()
         shares = shares / shares.sum()
         return Server(server.body, centres, shares, spread.clamp(LEAST, MOST), noise, moved)
@@ -180,7 +182,7 @@ class PrivatePooling(Method, Averages, Explains, Solves):
         return bool(server.moved < SETTLED)
 
     def personalise(self, client: Client, state: Tree, received: Tree) -> dict[str, Tree]:
-        rows = Rows.read(client, received) if takes(client.task) else state
+        rows = read_rows(client, received) if takes(client.task) else state
         coefficients = to_outputs(client.task, self.choose_coefficients(rows, received))
         return {
             "mixed": Params(model_of(client.model.layout, received.theta, coefficients[None])[0]),
@@ -194,33 +196,50 @@ class PrivatePooling(Method, Averages, Explains, Solves):
         return {"noise": server.noise, "moved": server.moved}
 
 
-def _count_inputs(roster: Roster) -> int:
-    """The inputs of the head, with its 1; raises UsageError unless it answers with one number, and has a bias."""
-    coefficients = coefficients_of(roster.layout, roster.theta)  # [f, k]
-    check_task(roster.task, coefficients.shape[1], "private pooling")
+def _count_inputs(roster: Roster) -> tuple[int, int]:
+    """The inputs of the head, with its 1, and its linear predictors; raises UsageError unless they can be solved."""
+    f, outputs = coefficients_of(roster.layout, roster.theta).shape
+    check_task(roster.task, outputs, "private pooling", two_classes=False)
     if head_of(roster.layout)[1] is None:
         raise UsageError("private pooling needs a last layer with a bias; use model.name=linear")
-    return len(coefficients)
+    predictors = max(1, outputs - 1)
+    if predictors > 1 and f * predictors > WIDEST:
+        raise UsageError(
+            f"private pooling of {outputs} classes solves {f} inputs, with their 1, times {predictors} coefficients, "
+            f"and takes at most {WIDEST}; use fewer columns or classes, or another method, such as 'fedavg'"
+        )
+    return f, predictors
 
 
-def place_client(rows: Products | Rows, centres: Tensor, spread: Tensor, noise: Tensor) -> Placed:
-    """A client beside centres: [K, f], about which coefficients have the variances spread: [f]."""
-    if isinstance(rows, Rows):
+def _widen(spread: Tensor, coefficients: Tensor) -> Tensor:
+    """[f c] the variance of each of coefficients: [..., f c], of those of inputs: [f]."""
+    return spread.repeat_interleave(coefficients.shape[-1] // len(spread))
+
+
+def _narrow(values: Tensor, spread: Tensor) -> Tensor:
+    """[f] the means of values: [f c] over an input's coefficients, of which there are as many as spread: [f] says."""
+    return values.unflatten(0, (len(spread), -1)).mean(1)
+
+
+def place_client(rows: Products | Rows | Labels, centres: Tensor, spread: Tensor, noise: Tensor) -> Placed:
+    """A client beside centres: [K, f c], about which coefficients have the variances spread: [f]."""
+    if not isinstance(rows, Products):
         return Placed(*vmap(partial(_place_rows, rows._replace(real=rows.real / noise), spread.sqrt()))(centres))
     away, covariance, density = place_about(*rows, centres, spread, noise)
     return Placed(away, covariance.expand(len(centres), -1, -1), density)
 
 
-def _place_rows(rows: Rows, root: Tensor, centre: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """[f], [f, f], [] of `Placed` beside one centre: [f], with the deviations root: [f]."""
-    offset, design = rows.x @ centre, rows.x * root
+def _place_rows(rows: Rows | Labels, root: Tensor, centre: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """[f c], [f c, f c], [] of `Placed` beside one centre: [f c], with the deviations root: [f]."""
+    offset, design = rows.predict(rows.x, centre), rows.x * root
     u = find_mode(rows, offset, design)
-    precision = precision_of(rows, design, rows.expect(offset + design @ u)[1])
-    return root * u, root[:, None] * torch.linalg.inv(precision) * root, log_marginal(rows, offset, design, u)
+    covariance = torch.linalg.inv(rows.derive(design, offset + rows.predict(design, u))[1])
+    wide = _widen(root, centre)
+    return wide * u, wide[:, None] * covariance * wide, log_marginal(rows, offset, design, u)
 
 
-def measure_squares(rows: Products | Rows, coefficients: Tensor, covariance: Tensor) -> Tensor:
-    """[K] a client's mean squared error by coefficients: [K, f] with errors of covariance: [K, f, f].
+def measure_squares(rows: Products | Rows | Labels, coefficients: Tensor, covariance: Tensor) -> Tensor:
+    """[K] a client's mean squared error by coefficients: [K, f c] with errors of covariance: [K, f c, f c].
 
     That of counts is over the variance that Poisson's would have, and that of labels is 1.
     """
@@ -230,7 +249,7 @@ def measure_squares(rows: Products | Rows, coefficients: Tensor, covariance: Ten
         squares = squares + torch.einsum("kf,fg,kg->k", coefficients, inputs, coefficients)
         total: Tensor = squares + (inputs * covariance).sum((1, 2))
         return total / rows.rows.clamp(min=1)
-    if not rows.mean:
+    if isinstance(rows, Labels) or not rows.mean:
         return torch.ones_like(coefficients[:, 0])
     expected = rows.expect(coefficients @ rows.x.T)[0].clamp(min=LEAST)  # [K, n]
     uncertain = torch.einsum("nf,kfg,ng->kn", rows.x, covariance, rows.x)
@@ -246,15 +265,15 @@ def _vary(roster: Roster, cohort: Tensor) -> float:
     return (REACH * privacy.clip * find_noise(privacy, roster.rounds) / len(cohort)) ** 2
 
 
-def _regress_alone(rows: Rows, noise: Tensor) -> tuple[Tensor, Tensor]:
-    """[P, f] coefficients of regressions of a client's own labels or counts, and [P] the logarithms of their densities.
+def _regress_alone(rows: Rows | Labels, centres: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    """[P, f c] coefficients of regressions of a client's own labels or counts, as many as of centres: [K, f c].
 
-    P penalties are as likely. Counts vary by the noise that all share.
+    P penalties are as likely, and [P] are the logarithms of densities with them. Counts vary by the noise of all.
     """
     slopes, constants = torch.tensor(SLOPES).to(rows.x), torch.tensor(CONSTANTS).to(rows.x)
     others = slopes.repeat(len(constants))[:, None].expand(-1, rows.x.shape[1] - 1)
     root = torch.cat([others, constants.repeat_interleave(len(slopes))[:, None]], 1)  # [P, f]
     place = partial(_place_rows, rows._replace(real=rows.real / noise))
-    coefficients, _, density = vmap(place)(root, torch.zeros_like(root))
+    coefficients, _, density = vmap(place)(root, torch.zeros_like(centres[0]).expand(len(root), -1))
     density = torch.where(rows.real.sum() > 0, density - math.log(len(root)), -torch.inf)
     return coefficients, density
