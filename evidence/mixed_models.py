@@ -1,9 +1,10 @@
-"""Mixed models beside lme4 and statsmodels: python evidence/mixed_models.py [--tables DIR] [--write]
+"""Mixed models beside lme4 and statsmodels: python evidence/mixed_models.py [--tables DIR] [--named] [--write]
 
 `mixed-model` learns from all rows of each table, and so do R's lme4 and Python's statsmodels. It needs Rscript with the
 packages lme4, nlme, MASS and jsonlite; the first three have the other tables, and --tables has exam.csv and chem97.csv.
 Then `mixed-model` learns from federations that are drawn from a mixed model, and the page says how many of the
-intervals hold the truth. --write writes docs/evidence/mixed-models.md.
+intervals hold the truth. Tables of several columns, of which some have random slopes by name, come last, and with
+--named alone. --write writes docs/evidence/mixed-models.md.
 """
 
 import argparse
@@ -46,6 +47,36 @@ LABELS = {  # the same of labels and counts, after their family
         False,
     ),
 }
+NAMED = {  # what R reads it from, client, target, columns, those with random effects beside the intercept
+    "Orthodont": (
+        "data(Orthodont, package='nlme'); d <- data.frame(Orthodont); d$female <- 1 * (d$Sex == 'Female')",
+        "Subject",
+        "distance",
+        ["female", "age"],
+        ["age"],
+    ),
+    "exam": (
+        "d <- read.csv('{tables}/exam.csv'); d$girl <- 1 * (d$sex == 'F')",
+        "school",
+        "normexam",
+        ["standLRT", "girl", "schavg"],
+        ["standLRT"],
+    ),
+    "exam, two slopes": (
+        "d <- read.csv('{tables}/exam.csv'); d$girl <- 1 * (d$sex == 'F')",
+        "school",
+        "normexam",
+        ["schavg", "girl", "standLRT"],
+        ["girl", "standLRT"],
+    ),
+    "chem97": (
+        "d <- read.csv('{tables}/chem97.csv'); d$girl <- 1 * (d$gender == 'F')",
+        "lea",
+        "score",
+        ["age", "gcsescore", "girl"],
+        ["gcsescore"],
+    ),
+}
 NORMAL = 1.96  # deviations within which 95 % of a normal variable lie
 SIZES = (20, 10), (50, 10), (100, 20)  # clients and rows of the drawn federations
 LME4 = """
@@ -59,6 +90,18 @@ cat(jsonlite::toJSON(list(fixed=unname(fixef(m)), errors=unname(sqrt(diag(as.mat
   covariance=unname(as.matrix(VarCorr(m)$client)), noise=sigma(m)^2,
   deviance=-2 * as.numeric(logLik(m)), clients=rownames(coef(m)$client),
   own=unname(as.matrix(coef(m)$client))), digits=NA))
+"""
+LME4_NAMED = """
+suppressMessages(library(lme4)); {read}
+d <- data.frame(client=paste0('c', d${client}), y=as.numeric(d${target}), d[{names}])
+d <- d[ave(seq_along(d$y), d$client, FUN=length) > 3, ]
+write.csv(d, '{place}/table.csv', row.names=FALSE)
+how <- lmerControl(optimizer='bobyqa', optCtrl=list(rhoend=1e-10, maxfun=1e5))
+m <- lmer(y ~ {columns} + ({random} | client), d, REML={reml}, control=how)
+cat(jsonlite::toJSON(list(fixed=unname(fixef(m)), errors=unname(sqrt(diag(as.matrix(vcov(m))))),
+  covariance=unname(as.matrix(VarCorr(m)$client)), noise=sigma(m)^2,
+  deviance=-2 * as.numeric(logLik(m)), clients=rownames(coef(m)$client),
+  own=unname(as.matrix(coef(m)$client[names(fixef(m))]))), digits=NA))
 """
 GLMER = """
 suppressMessages(library(lme4)); {read}
@@ -158,8 +201,8 @@ def compare_labels(tables):
 def ask_lme4(table, tables, place, program, **parts):
     """The frame that lme4 has read, and its estimates by a program in R."""
     read, client, target, column, slopes = table
-    parts |= {"read": read.format(tables=tables), "client": client, "column": column, "target": target, "place": place}
-    parts["random"] = "1 + x" if slopes else "1"
+    parts = {"random": "1 + x" if slopes else "1", "column": column} | parts
+    parts |= {"read": read.format(tables=tables), "client": client, "target": target, "place": place}
     script = Path(place) / "lme4.R"
     script.write_text("".join(line.format(**parts) + "\n" for line in program.strip().splitlines()))
     answer = subprocess.run(["Rscript", str(script)], capture_output=True, text=True, check=True)
@@ -213,6 +256,58 @@ def compare(tables):
     return lines
 
 
+def solve_named(frame, columns, random, estimate):
+    """The estimates with random effects by name in the table's own units, the intercept first."""
+    federation = kinfed.from_frame(frame, client="client", target="y")
+    rows = zip(*(federation.rows[part] for part in ("train", "validation", "test")), strict=True)
+    federation = replace(federation, rows={**federation.rows, "train": [torch.cat(parts) for parts in rows]})
+    method = MixedModel(random=("intercept", *random), estimate=estimate)
+    run = kinfed.fit(method, federation, linear((len(columns),), 1).double(), rounds=100)
+    server, scale = run.final.progress.server, federation.columns.scale()
+    deviation = scale["targets"]["y"]["deviation"]
+    order = [-1, *(list(scale["inputs"]).index(name) for name in columns)]
+    means, deviations = (np.array([scale["inputs"][name][what] for name in columns]) for what in ("mean", "deviation"))
+    units = np.diag([1.0, *(1 / deviations)])  # of the intercept and the columns
+    units[0, 1:] = -means / deviations
+    units *= deviation
+    origin = np.array([scale["targets"]["y"]["mean"]] + [0.0] * len(columns))
+    shown = [0, *(1 + columns.index(name) for name in random)]
+    at = server.at.tolist()
+    turned = [at.index(order[place] % len(order)) for place in shown]
+    inner = units[np.ix_(shown, shown)]
+    lost = len(order) if estimate == "reml" else 0
+    deviance = float(server.deviance) + (len(frame) - lost) * math.log(2 * math.pi)
+    deviance += 2 * len(frame) * math.log(deviation) - (2 * np.linalg.slogdet(units)[1] if lost else 0.0)
+    return {
+        "fixed": units @ server.fixed.numpy()[order] + origin,
+        "errors": np.sqrt(np.diagonal(units @ server.uncertainty.numpy()[np.ix_(order, order)] @ units.T)),
+        "covariance": inner @ server.covariance.numpy()[np.ix_(turned, turned)] @ inner.T,
+        "noise": float(server.noise) * deviation**2,
+        "deviance": deviance,
+        "own": {name: units @ run.theta(name).double().numpy()[order] + origin for name in run.names},
+        "rounds": run.history.cost.done,
+    }
+
+
+def compare_named(tables):
+    """A line of differences from lme4 for each table and estimate."""
+    lines = []
+    for name, (read, client, target, columns, random) in NAMED.items():
+        for estimate in ("reml", "ml"):
+            parts = {"names": f"c({', '.join(map(repr, columns))})", "columns": " + ".join(columns)}
+            parts |= {"reml": "TRUE" if estimate == "reml" else "FALSE", "random": " + ".join(["1", *random])}
+            with tempfile.TemporaryDirectory() as place:
+                frame, theirs = ask_lme4((read, client, target, "", False), tables, place, LME4_NAMED, **parts)
+            mine = solve_named(frame, columns, random, estimate)
+            cells = [name, f"{', '.join(columns)}", f"intercept, {', '.join(random)}", estimate, str(mine["rounds"])]
+            values = [measure_difference(mine[key], theirs[key]) for key in ("fixed", "errors", "covariance", "noise")]
+            values.append(measure_difference([mine["own"][who] for who in theirs["own"]], [*theirs["own"].values()]))
+            values.append(mine["deviance"] - theirs["deviance"])
+            lines.append(f"| {' | '.join([*cells, *(f'{value:.0e}' for value in values)])} |")
+            print(lines[-1], flush=True)
+    return lines
+
+
 def cover(clients, rows, variances, federations=500):
     """Per cent of intervals of 95 % that hold the truth: of fixed effects, variances, noise, clients' coefficients."""
     draw, truth, inside = np.random.default_rng(0), np.array([1.0, 0.5]), []
@@ -236,9 +331,23 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--tables", type=Path, default=Path("."))
     parser.add_argument("--federations", type=int, default=500)
+    parser.add_argument("--named", action="store_true", help="only the last table")
     parser.add_argument("--write", action="store_true")
     args = parser.parse_args()
     warnings.simplefilter("ignore")
+    if not args.named:
+        measure_all(args)
+    heads = ["table", "columns", "random effects", "estimate", "rounds", "fixed effects", "their errors", "covariance"]
+    heads += ["noise", "clients' coefficients", "-2 log-likelihood less its"]
+    lines = [f"| {' | '.join(heads)} |", f"| --- | --- | --- | --- |{' ---: |' * (len(heads) - 4)}"]
+    lines += compare_named(args.tables.resolve())
+    if args.write:
+        text = "\n".join(["`python evidence/mixed_models.py --tables DIR --named`.", "", *lines])
+        put(PAGE, "named columns", text, "Mixed models")
+
+
+def measure_all(args):
+    """The tables of one column, those of labels and counts, and how many intervals hold the truth."""
     heads = ["table", "clients x rows", "estimate", "rounds", "fixed effects", "their errors", "covariance", "noise"]
     heads += ["clients' coefficients", "-2 log-likelihood", "statsmodels: fixed effects", "-2 log-likelihood less its"]
     lines = [f"| {' | '.join(heads)} |", f"| --- | --- | --- |{' ---: |' * (len(heads) - 3)}"]

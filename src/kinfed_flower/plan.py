@@ -91,6 +91,10 @@ class Plan:
         module = experiment.build_model(self.learning.model, self.learning.seed, shape, outputs, columns)
         return model_for(self.learning.method, module, dtype=torch.float32, seed=self.learning.seed)
 
+    def columns(self, described: Table | None) -> tuple[str, ...]:
+        """For each of a model's inputs the column that it is made of; nothing unless examples are rows of a table."""
+        return () if described is None else tuple(Description.from_dict(described).sources)
+
     def parameters(self, shape: tuple[int, ...], outputs: int, described: Table | None = None) -> int:
         """How many parameters a model of this architecture has, found without memory for them unless it is own code."""
         columns = None if described is None else Description.from_dict(described)

@@ -553,6 +553,7 @@ PUBLIC = {"age": [0, 100], "ward": ["a", "b"], "cost": [0, 12]}
     [
         ("private-pooling", "linear", {"epsilon": 8.0, "delta": 1e-3, "unit": "client", "columns": PUBLIC}),
         ("mixed-model", "linear", {}),
+        ({"name": "mixed-model", "random": "age intercept"}, "linear", {}),
         ("personal-boosting", "trees", {}),
     ],
 )

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import polars
@@ -15,6 +16,8 @@ from kinfed import Federation, Participation, Split, UsageError, fit
 from kinfed.cli import main
 from kinfed.core.tasks import Counts
 from kinfed.core.trees import Axis, axes
+from kinfed.data.tables.columns import Number
+from kinfed.data.tables.schema import Description
 from kinfed.methods.solved.laplace import Rows, find_mode, log_marginal
 from kinfed.methods.solved.mixed_model import MixedModel
 from kinfed.models.linear import linear
@@ -41,6 +44,7 @@ def solve(table, counts, rounds=60, **settings):
     federation = Federation.from_arrays(flat[:, :1], y, who, split=Split(validation=0), **kind)
     federation.rows["train"] = [torch.arange(rows) + rows * i for i in range(clients)]
     module = linear((1,), 1 if counts else 2).double()
+    federation = replace(federation, columns=Description("client", (Number("x", 0.0, 1.0, 0.0, 0),)))
     return fit(MixedModel(**settings), federation, module, rounds=rounds)
 
 
@@ -51,11 +55,11 @@ def log_density(counts, eta, y):
     return (y * eta - np.logaddexp(0, eta)).sum()
 
 
-def deviance(table, counts, fixed, factor):
-    """Twice the negative logarithm of Laplace's approximation, each client's mode by scipy."""
+def deviance(table, counts, fixed, factor, at=(0, 1)):
+    """Twice the negative logarithm of Laplace's approximation, each client's mode by scipy; at: inputs that differ."""
     value = 0.0
     for client in table:
-        x, y, z = client[:, :2], client[:, 2], client[:, 2 - len(factor) : 2] @ factor
+        x, y, z = client[:, :2], client[:, 2], client[:, list(at)] @ factor
 
         def loss(u, x=x, y=y, z=z):
             return u @ u / 2 - log_density(counts, x @ fixed + z @ u, y)
@@ -69,7 +73,7 @@ def deviance(table, counts, fixed, factor):
 
 def unpack(values, random):
     """The fixed effects, and the factor of the covariance."""
-    if random == "intercept":
+    if random != "all":
         return values[:2], values[2:].reshape(1, 1)
     factor = np.zeros((2, 2))
     factor[np.tril_indices(2)] = values[2:]
@@ -77,7 +81,7 @@ def unpack(values, random):
 
 
 @pytest.mark.parametrize("counts", [False, True])
-@pytest.mark.parametrize("random", ["intercept", "all"])
+@pytest.mark.parametrize("random", ["intercept", "x", "all"])
 def test_the_estimates_have_the_largest_likelihood(counts, random):
     """By a minimiser that knows no derivatives of theirs, and errors by differences of the same deviance."""
     table, method = drawn(counts), MixedModel(random=random)
@@ -89,7 +93,7 @@ def test_the_estimates_have_the_largest_likelihood(counts, random):
     values = np.concatenate([fixed, factor[np.tril_indices(len(factor))]])
 
     def at(values):
-        return deviance(table, counts, *unpack(values, random))
+        return deviance(table, counts, *unpack(values, random), {"intercept": [1], "x": [0], "all": [0, 1]}[random])
 
     assert float(server.deviance) == pytest.approx(at(values), abs=1e-6)
     theirs = minimize(at, values + 0.05, method="BFGS")
@@ -210,7 +214,12 @@ def test_explain_as_people_read_it(wards, capsys):
 @pytest.mark.parametrize(
     ("settings", "model", "target", "why"),
     [
-        ({"random": "all"}, linear((14,), 2), torch.arange(60) % 2, "takes at most 12 inputs, with their 1; this"),
+        (
+            {"random": "all"},
+            linear((14,), 2),
+            torch.arange(60) % 2,
+            "of at most 12 inputs, with their 1; by method.random it has 15",
+        ),
         (
             {},
             linear((14,), 3),

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import polars
@@ -13,6 +14,8 @@ import kinfed
 from kinfed import Execution, Federation, Participation, Split, UsageError, fit
 from kinfed.cli import main
 from kinfed.core.trees import Axis, axes
+from kinfed.data.tables.columns import Category, Number
+from kinfed.data.tables.schema import Description
 from kinfed.methods.solved.mixed_model import MixedModel
 from kinfed.models.linear import linear
 
@@ -26,14 +29,18 @@ def drawn(clients=12, rows=9, seed=0, covariance=((0.6, 0.2), (0.2, 0.3)), noise
     return np.concatenate([x, np.ones((clients, rows, 1)), y[..., None]], 2)
 
 
-def solve(table, rounds=200, **settings):
-    """A run on all rows of a table [N, n, f + 1]."""
+PLAIN = Description("client", tuple(Number(name, 0.0, 1.0, 0.0, 0) for name in ("dose", "age")))
+
+
+def solve(table, rounds=200, columns=None, **settings):
+    """A run on all rows of a table [N, n, f + 1], whose columns may have names."""
     clients, rows = table.shape[:2]
     flat = torch.from_numpy(table.reshape(-1, table.shape[2]))
     who = torch.arange(clients).repeat_interleave(rows)
     federation = Federation.from_arrays(flat[:, :-2], flat[:, -1], who, split=Split(validation=0))
     every = [torch.arange(rows) + rows * i for i in range(clients)]
     federation.rows["train"] = every
+    federation = replace(federation, columns=columns)
     return fit(MixedModel(**settings), federation, linear((table.shape[2] - 2,), 1).double(), rounds=rounds)
 
 
@@ -81,6 +88,52 @@ def test_the_estimates_have_the_largest_likelihood(random, covariance, estimate)
     assert server.covariance.numpy() == pytest.approx(theirs, abs=5e-3)
     assert float(server.noise) == pytest.approx(noise, rel=1e-3)
     assert run.history.cost.done < 60
+
+
+@pytest.mark.parametrize(
+    ("random", "at"),
+    [("dose intercept", [0, 2]), ("age", [1]), (("age", "dose"), [0, 1]), ("dose age intercept", [0, 1, 2])],
+)
+def test_named_columns_alone_differ_between_clients(random, at):
+    """In the order of inputs, whatever the order of names; clients' coefficients of others are those of all."""
+    table = drawn(clients=30, rows=8)
+    run = solve(table, random=random, columns=PLAIN)
+    server = run.final.progress.server
+    assert server.at.tolist() == at
+    least, theirs, noise = best(table, np.array(at), reml=True)
+    assert float(server.deviance) == pytest.approx(least, abs=1e-5)
+    assert server.covariance.numpy() == pytest.approx(theirs, abs=5e-3)
+    assert float(server.noise) == pytest.approx(noise, rel=1e-3)
+    theta = torch.stack([run.theta(name) for name in run.names])
+    assert [i for i in range(3) if float(theta[:, i].std()) > 1e-3] == at
+
+
+def test_a_category_has_a_random_effect_for_each_of_its_inputs():
+    table = drawn(clients=5, rows=8)
+    kinds = Description("client", (Category("ward", ("a", "b"), 2, 0, 0),))
+    assert solve(table, rounds=1, random="ward", columns=kinds).final.progress.server.at.tolist() == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("random", "columns", "module", "why"),
+    [
+        ("doze intercept", PLAIN, linear((2,), 1), "'doze' is no column of the inputs; did you mean 'dose'"),
+        ("dose all", PLAIN, linear((2,), 1), "'all' is no column of the inputs; known: age, dose, intercept"),
+        ("dose dose", PLAIN, linear((2,), 1), "must name columns once each, or 'intercept' or 'all'; got 'dose dose'"),
+        ("", PLAIN, linear((2,), 1), "must name columns once each, or 'intercept' or 'all'; got ''"),
+        ("dose", None, linear((2,), 1), "inputs are no columns of a table; use 'intercept' or 'all'; got 'dose'"),
+        (
+            "dose",
+            PLAIN,
+            torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1)),
+            "only the inputs of a linear model are columns; use model.name=linear",
+        ),
+    ],
+)
+def test_random_effects_of_no_column_are_refused_in_one_line(random, columns, module, why):
+    federation = Federation.from_arrays(torch.randn(60, 2), torch.rand(60), torch.arange(60) % 4)
+    with pytest.raises(UsageError, match=why):
+        fit(MixedModel(random=random), replace(federation, columns=columns), module, rounds=1)
 
 
 def test_predictions_and_their_errors_are_those_of_hendersons_equations():
@@ -158,15 +211,15 @@ def test_columns_that_say_the_same_do_no_harm():
     assert answers.detach() == pytest.approx(once.model(position=0)(x).detach(), abs=1e-6)
 
 
-@pytest.fixture(scope="module")
-def study(tmp_path_factory):
+@pytest.fixture(scope="module", params=["all", "intercept age", "age"])
+def study(tmp_path_factory, request):
     folder, table = tmp_path_factory.mktemp("study"), drawn(clients=15, rows=20)
     lines = ["site,dose,age,effect"]
     for i, client in enumerate(table):
         lines += [f"s{i},{100 + 20 * a},{50 + 9 * b},{30 + 4 * y}" for a, b, _, y in client]
     (folder / "study.csv").write_text("\n".join(lines) + "\n")
     how = ["run", str(folder / "study.csv"), "--client", "site", "--target", "effect", "--method", "mixed-model"]
-    how += ["model.name=linear", "method.random=all", "rounds=60", "--beside", "none", "--quiet"]
+    how += ["model.name=linear", f"method.random={request.param}", "rounds=60", "--beside", "none", "--quiet"]
     assert main([*how, "--out", str(folder / "run")]) == 0
     return folder
 
@@ -186,7 +239,8 @@ def test_explain_prints_estimates_in_the_units_of_the_table(study, capsys):
     determinant = precision = slope = square = 0.0
     for t in tables:
         x, y = t[:, :3], t[:, 3]
-        v = x @ covariance @ x.T + noise * np.eye(len(t))
+        z = x[:, [("dose", "age", "constant").index(name) for name in told["random"]]]
+        v = z @ covariance @ z.T + noise * np.eye(len(t))
         determinant += np.linalg.slogdet(v)[1]
         precision, slope = precision + x.T @ np.linalg.solve(v, x), slope + x.T @ np.linalg.solve(v, y)
         square += y @ np.linalg.solve(v, y)
@@ -205,7 +259,7 @@ def test_explain_prints_estimates_in_the_units_of_the_table(study, capsys):
             {"random": "all"},
             linear((40,), 1),
             torch.rand(60),
-            "at most 32 inputs, with their 1; this model has 41",
+            "of at most 32 inputs, with their 1; by method.random it has 41; name fewer",
         ),
         ({}, torch.nn.Linear(40, 1, bias=False), torch.rand(60), "needs a last layer with a bias"),
         ({}, linear((40,), 2), torch.rand(60, 2), "solves one number for each row, and this model gives 2 outputs"),

@@ -106,6 +106,7 @@ class Roster:
     rounds: int = 0  # of the run, at most
     task: Task | None = None  # what the models answer
     example_weights: Tensor | None = None  # [N] the sum of those of each client's training examples, if they have any
+    columns: tuple[str, ...] = ()  # of a table: for each of a model's inputs the column that it is made of
     memo: Memo = field(default_factory=Memo, repr=False, compare=False)  # what a method has computed in this run
 
     def __len__(self) -> int:

@@ -419,7 +419,8 @@ class FinalServer:
         roster = self.state.roster(model.layout, experiment.training, saved.summary.seeds[0])
         model.theta = roster.theta.to(model.theta.dtype)
         self.method, self.model = divide(method, model)
-        self.roster = replace(roster, layout=self.model.layout, task=task)
+        columns = () if saved.description is None else tuple(saved.description.sources)
+        self.roster = replace(roster, layout=self.model.layout, task=task, columns=columns)
         self.server = self.state.server(self.method.start(replace(self.roster, round=0)))
 
     def compare_clients(self) -> Compared | None:

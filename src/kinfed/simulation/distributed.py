@@ -129,6 +129,7 @@ class Distributed:
             statistics,
             task=local.task,
             example_weights=None if local.example_weights is None else weights,
+            columns=local.columns,
         )
 
     def train(self, round: int, cohort: Tensor, sent: Tree) -> tuple[Tensor, Tree]:

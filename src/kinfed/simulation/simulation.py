@@ -76,6 +76,7 @@ class Simulation:
         precision = execution.precision or "float32"
         federation = federation.to(self.device)
         self.names, self.task = federation.names, federation.task
+        self._columns = () if federation.columns is None else tuple(federation.columns.sources)
         check_precision(precision, self.device, model.theta.dtype)
         if method is unwrap(method):
             method, model = divide(method, model.watch(federation.x[federation.rows["train"][0][:WATCHED]]))
@@ -195,6 +196,7 @@ class Simulation:
             self.client_statistics(),
             task=self.task,
             example_weights=self.weights,
+            columns=self._columns,
         )
 
     def train(self, round: int, cohort: Tensor, sent: Tree) -> tuple[Tensor, Tree]:

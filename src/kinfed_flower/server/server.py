@@ -359,6 +359,7 @@ class _Run:
             self.fleet.state.client_statistics,
             task=self.task,
             example_weights=weights,
+            columns=self.planned.columns(self.facts.get("description")),
         )
 
 

@@ -29,6 +29,7 @@ class Sent(NamedTuple):
     theta: ModelOf[Shared]  # [d] the model with the fixed effects
     parameters: Shared  # [p] the fixed effects, and the entries of the factor of the covariance
     uncertainty: Shared  # [f, f] the covariance of the errors of the fixed effects
+    at: Shared  # [q] int64 which of the inputs, of which the 1 is the last, have random effects
 
 
 class Personal(NamedTuple):
@@ -60,6 +61,7 @@ class Server(NamedTuple):
     damping: Shared  # [] of steps from there
     size: Shared  # [2] clients and rows
     left: Shared  # [] by how much the next step should lower the deviance
+    at: Shared  # [q] int64 which of the inputs, of which the 1 is the last, have random effects
 
 
 class Estimates(NamedTuple):
@@ -82,24 +84,22 @@ class Generalised:
     its approximation as in Bates et al. 2015, doi:10.18637/jss.v067.i01).
     """
 
-    everything: bool  # whether all coefficients differ from client to client, or the intercept alone
     diagonal: bool  # whether random effects are not correlated
 
-    def start(self, roster: Roster) -> Server:
-        f = len(coefficients_of(roster.layout, roster.theta))
-        q = f if self.everything else 1
+    def start(self, roster: Roster, at: Tensor) -> Server:
+        """The first state; at: [q] are the places of random effects among inputs."""
+        f, q = len(coefficients_of(roster.layout, roster.theta)), len(at)
         if q > MOST:
             raise UsageError(
-                f"mixed-model of labels or counts with random=all takes at most {MOST} inputs, with their 1; this "
-                f"model has {q}; set random=intercept, or use 'partial-pooling'"
+                f"mixed-model of labels or counts takes random effects of at most {MOST} inputs, with their 1; by "
+                f"method.random it has {q}; name fewer columns, set random=intercept, or use 'partial-pooling'"
             )
         like: dict[str, Any] = {"dtype": torch.float64, "device": roster.theta.device}
         factor = BEGIN * torch.eye(q, **like)[self._places(q)]
         parameters = torch.cat([torch.zeros(f, **like), factor])
         none, far = 0 * parameters, torch.tensor(math.inf, **like)
-        return Server(
-            roster.theta, parameters, parameters, far, none, torch.outer(none, none), 0 * none[0], none[:2], far
-        )
+        curvature, at = torch.outer(none, none), at.to(far.device)
+        return Server(roster.theta, parameters, parameters, far, none, curvature, 0 * none[0], none[:2], far, at)
 
     def _places(self, q: int) -> tuple[Tensor, Tensor]:
         """Rows and columns of the factor's entries."""
@@ -108,31 +108,28 @@ class Generalised:
         first, second = torch.tril_indices(q, q)
         return first, second
 
-    def _split(self, parameters: Tensor) -> tuple[Tensor, Tensor]:
-        """[f] the fixed effects, and [q, q] the factor of the covariance."""
-        p = len(parameters)
-        if not self.everything:
-            f, q = p - 1, 1
-        else:  # p = f + f, or f + f (f + 1) / 2
-            f = q = p // 2 if self.diagonal else round((math.sqrt(9 + 8 * p) - 3) / 2)
+    def _split(self, parameters: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
+        """[f] the fixed effects, and [q, q] the factor of the covariance of random effects at: [q]."""
+        q = len(at)
+        f = len(parameters) - len(self._places(q)[0])
         return parameters[:f], parameters.new_zeros(q, q).index_put(self._places(q), parameters[f:])
 
     def send(self, roster: Roster, server: Server) -> Sent:
-        fixed = self._split(server.parameters)[0]
+        fixed = self._split(server.parameters, server.at)[0]
         theta = model_of(roster.layout, server.body, to_outputs(roster.task, fixed)[None])[0]
-        return Sent(theta, server.parameters, self.estimate(server).uncertainty)
+        return Sent(theta, server.parameters, self.estimate(server).uncertainty, server.at)
 
-    def _place(self, rows: Rows, parameters: Tensor) -> tuple[Tensor, Tensor]:
-        """[n] the part of linear predictors that all share, and [n, q] by what u adds to them."""
-        fixed, factor = self._split(parameters)
-        return rows.x @ fixed, rows.x[:, -len(factor) :] @ factor
+    def _place(self, rows: Rows, parameters: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
+        """[n] the part of linear predictors that all share, and [n, q] by what u adds to them; at: [q]."""
+        fixed, factor = self._split(parameters, at)
+        return rows.x @ fixed, rows.x[:, at] @ factor
 
     def train(self, client: Client, received: Sent) -> Upload:
         rows = Rows.read(client, received)
-        mode = find_mode(rows, *self._place(rows, received.parameters))
+        mode = find_mode(rows, *self._place(rows, received.parameters, received.at))
 
         def deviance(parameters: Tensor) -> Tensor:
-            offset, design = self._place(rows, parameters)
+            offset, design = self._place(rows, parameters, received.at)
             u = step_to_mode(rows, offset, design, step_to_mode(rows, offset, design, mode))
             return -2 * (log_marginal(rows, offset, design, u) + rows.constant())
 
@@ -149,7 +146,7 @@ class Generalised:
     def weigh_rows(self, client: Client, received: Sent) -> Tensor:
         """[2, n] by how much each row counts in the curvature and in the slope."""
         rows = Rows.read(client, received)
-        offset, design = self._place(rows, received.parameters)
+        offset, design = self._place(rows, received.parameters, received.at)
         expected, weight = rows.expect(offset + design @ find_mode(rows, offset, design))
         return rows.real * torch.stack([weight, rows.y - expected])
 
@@ -185,7 +182,7 @@ class Generalised:
 
     def estimate(self, server: Server) -> Estimates:
         """The estimates so far; their errors are by the inverse of the observed information."""
-        fixed, factor = self._split(server.best)
+        fixed, factor = self._split(server.best, server.at)
         inverse = torch.linalg.pinv(server.curvature / 2, rtol=LEAST, hermitian=True)
         f, q = len(fixed), len(factor)
         at = self._places(q)
@@ -198,14 +195,14 @@ class Generalised:
 
     def personalise(self, client: Client, received: Sent) -> dict[str, Tree]:
         rows = Rows.read(client, received)
-        fixed, factor = self._split(received.parameters)
-        q, identity = len(factor), torch.eye(len(fixed)).to(fixed)
-        offset, design = self._place(rows, received.parameters)
+        fixed, factor = self._split(received.parameters, received.at)
+        at, identity = received.at, torch.eye(len(fixed)).to(fixed)
+        offset, design = self._place(rows, received.parameters, received.at)
         u = find_mode(rows, offset, design)
         variance = rows.expect(offset + design @ u)[1]
         given = factor @ torch.linalg.solve(precision_of(rows, design, variance), factor.T)
-        place = identity[:, -q:]
-        follows = identity - place @ given @ rows.x[:, -q:].T @ ((rows.real * variance)[:, None] * rows.x)
+        place = identity[:, at]
+        follows = identity - place @ given @ rows.x[:, at].T @ ((rows.real * variance)[:, None] * rows.x)
         covariance = follows @ received.uncertainty @ follows.T + place @ given @ place.T
         coefficients = fixed + place @ factor @ u
         theta = received.theta

@@ -16,6 +16,7 @@ from ...errors import UsageError
 from .generalised import Generalised, Personal
 from .laplace import check_task, takes
 from .partial_pooling import coefficients_of, head_of, inputs_of, model_of
+from .random_effects import INTERCEPT, place_effects
 
 BEGIN = 0.1  # the first variance of random effects, of targets whose variance is 1
 NARROWEST, WIDEST = 0.1, 10.0  # how many times a variance grows in a round
@@ -46,6 +47,7 @@ class Sent(NamedTuple):
     covariance: Shared  # [q, q] of random effects, D
     noise: Shared  # [] the variance of targets about their predictions
     uncertainty: Shared  # [f, f] the covariance of the errors of the fixed effects
+    at: Shared  # [q] int64 which of the inputs, of which the 1 is the last, have random effects
 
 
 class Upload(NamedTuple):
@@ -76,13 +78,14 @@ class Server(NamedTuple):
     deviance: Shared  # [] at the parameters that were sent last
     size: Shared  # [2] clients and rows
     moved: Shared  # [] the largest relative change of a parameter in the last round
+    at: Shared  # [q] int64 which of the inputs, of which the 1 is the last, have random effects
 
 
 @dataclass(frozen=True)
 class MixedModel(Method, Explains, Advises, Solves):
     r"""$y_i = X_i \beta + Z_i b_i + \epsilon_i$, $b_i \sim N(0, D)$, $\epsilon_i \sim N(0, \sigma^2 I)$.
 
-    $X_i$ are a client's inputs to the last layer with a 1, and $Z_i$ is the 1 alone or all of them. With
+    $X_i$ are a client's inputs to the last layer with a 1, and $Z_i$ is the 1 alone, some of them or all. With
     $V_i = Z_i D Z_i^\top + \sigma^2 I$, clients send $X_i^\top V_i^{-1} X_i$, $X_i^\top V_i^{-1} y_i$, and the score
     and the expected information of $D$ and $\sigma^2$. Their sums over clients are all that the server needs for a step
     of Fisher's scoring (Harville 1977, doi:10.1080/01621459.1977.10480998; Laird and Ware 1982, doi:10.2307/2529876).
@@ -90,7 +93,7 @@ class MixedModel(Method, Explains, Advises, Solves):
     $b_i = D Z_i^\top V_i^{-1} (y_i - X_i \beta)$, because the client works $b_i$ out at home.
     """
 
-    random: Literal["intercept", "all"] = "intercept"  # which coefficients differ from client to client
+    random: str | tuple[str, ...] = INTERCEPT  # which coefficients differ from client to client: columns, or "all"
     covariance: Literal["diagonal", "full"] = "full"  # of the random effects: whether they may be correlated
     estimate: Literal["reml", "ml"] = "reml"  # restricted maximum likelihood, or maximum likelihood
     origin: ClassVar[Origin] = "fixed"
@@ -101,21 +104,22 @@ class MixedModel(Method, Explains, Advises, Solves):
 
     def generalise(self) -> Generalised:
         """The same model of labels and counts."""
-        return Generalised(self.random == "all", self.covariance == "diagonal")
+        return Generalised(self.covariance == "diagonal")
 
     def start(self, roster: Roster) -> Tree:
         check_task(roster.task, len(coefficients_of(roster.layout, roster.theta).T), "mixed-model")
         if head_of(roster.layout)[1] is None:
             raise UsageError("mixed-model needs a last layer with a bias, and this model's has none")
+        at = place_effects(self.random, roster)
         if takes(roster.task):
-            return self.generalise().start(roster)
+            return self.generalise().start(roster, at)
         like: dict[str, Any] = {"dtype": torch.float64, "device": roster.theta.device}
         fixed = torch.zeros(len(coefficients_of(roster.layout, roster.theta)), **like)
-        f, q = len(fixed), len(fixed) if self.random == "all" else 1
+        f, q = len(fixed), len(at)
         if q > MOST:
             raise UsageError(
-                f"mixed-model with random=all takes at most {MOST} inputs, with their 1; this model has {q}; set "
-                "random=intercept, or use 'partial-pooling'"
+                f"mixed-model takes random effects of at most {MOST} inputs, with their 1; by method.random it has "
+                f"{q}; name fewer columns, set random=intercept, or use 'partial-pooling'"
             )
         unit = torch.ones((), **like)
         return Server(
@@ -129,13 +133,14 @@ class MixedModel(Method, Explains, Advises, Solves):
             math.inf * unit,
             torch.zeros(2, **like),
             math.inf * unit,
+            at.to(unit.device),
         )
 
     def send(self, roster: Roster, server: Tree, cohort: Tensor) -> Tree:
         if takes(roster.task):
             return self.generalise().send(roster, server)
         theta = model_of(roster.layout, server.body, server.fixed[None, :, None])[0]
-        return Sent(theta, server.covariance, server.noise, server.uncertainty)
+        return Sent(theta, server.covariance, server.noise, server.uncertainty, server.at)
 
     def init_client(self, client: Client) -> Tree:
         return () if takes(client.task) else Products.empty(client)
@@ -148,9 +153,8 @@ class MixedModel(Method, Explains, Advises, Solves):
 
     def contribute(self, moments: Products, received: Sent, fixed: Tensor) -> Upload:
         """What a client's rows say of the parameters that it received, of which the fixed effects are: [f]."""
-        at = self._random(len(moments.products) - 1)
         noise, covariance, products, rows = received.noise, received.covariance, moments.products, moments.rows
-        inner, shrink = _shrink(moments, received, at)
+        at, (inner, shrink) = received.at, _shrink(moments, received)
         across = products[at]  # [q, f + 1], Z'[X y]
         once = (products - across.T @ shrink @ across) / noise  # [X y]'V^-1 [X y]
         twice = (products - across.T @ (2 * shrink - shrink @ inner @ shrink) @ across) / noise.square()
@@ -214,6 +218,7 @@ class MixedModel(Method, Explains, Advises, Solves):
             deviance,
             torch.stack([sums.clients, sums.rows]),
             moved,
+            server.at,
         )
 
     def is_solved(self, server: Tree) -> bool:
@@ -236,8 +241,8 @@ class MixedModel(Method, Explains, Advises, Solves):
         Given $\beta$, $b_i$ has the covariance $\sigma^2 M$. As it follows $\beta$ by $-M Z^\top X$, the uncertainty of
         $\beta$ counts by the rest. That of $D$ and $\sigma^2$ does not count.
         """
-        at, identity = self._random(len(fixed)), torch.eye(len(fixed)).to(moments.products)
-        place, (_, shrink) = identity[:, at], _shrink(moments, received, at)
+        at, identity = received.at, torch.eye(len(fixed)).to(moments.products)
+        place, (_, shrink) = identity[:, at], _shrink(moments, received)
         effects = shrink @ (moments.products[at][:, -1] - moments.products[at][:, :-1] @ fixed)
         follows = identity - place @ shrink @ moments.products[at][:, :-1]
         given = place @ (received.noise * shrink) @ place.T
@@ -252,17 +257,13 @@ class MixedModel(Method, Explains, Advises, Solves):
             return {"deviance": server.deviance, "left": server.left}
         return {"deviance": server.deviance, "noise": server.noise, "moved": server.moved}
 
-    def _random(self, inputs: int) -> Tensor:
-        """[q] int64 the places of the random effects among so many inputs, the 1 being the last."""
-        return torch.arange(inputs) if self.random == "all" else torch.tensor([inputs - 1])
 
-
-def _shrink(moments: Products, received: Sent, at: Tensor) -> tuple[Tensor, Tensor]:
-    """[q, q] Z'Z of a client's rows, and M, of which its random effects are M Z'(y - X beta); at: [q] are their places.
+def _shrink(moments: Products, received: Sent) -> tuple[Tensor, Tensor]:
+    """[q, q] Z'Z of a client's rows, and M, of which its random effects are M Z'(y - X beta).
 
     M is (sigma^2 D^-1 + Z'Z)^-1, which exists if D is singular too.
     """
-    inner = moments.products[at][:, at]
+    inner = moments.products[received.at][:, received.at]
     noise = received.noise * torch.eye(len(inner)).to(inner)
     return inner, torch.linalg.solve(noise + received.covariance @ inner, received.covariance)
 

@@ -34,9 +34,9 @@ class MixedEffects(NamedTuple):
     names: list[str]  # [f] of the fixed effects
     fixed: Array  # [f]
     errors: Array  # [f] their standard errors
-    random: list[str]  # [q] of the random effects
-    covariance: Array  # [q, q] of the random effects
-    spread: Array  # [q] standard errors of the variances of the random effects
+    random: list[str]  # [s] of the random effects, and the constant, which those of columns move
+    covariance: Array  # [s, s] of the random effects
+    spread: Array  # [s] standard errors of the variances of the random effects
     noise: float | None  # the variance of rows; labels and counts have none of their own
     spread_of_noise: float
     deviance: float  # -2 log-likelihood, with all its constants
@@ -68,14 +68,15 @@ class MixedEffects(NamedTuple):
             )
         estimates = _read_generalised(method, server) if takes(saved.task) else _read_linear(server)
         names, units, origin = _units(saved, len(estimates.fixed) - 1)
-        at = slice(None) if method.random == "all" else slice(-1, None)
+        at = server.at.tolist()
+        shown = sorted({*at, len(units) - 1})  # a column's own coefficients move the constant of columns as they are
         scale, rows = units[-1, -1], int(server.size[1])  # scale: of the target
         deviance = estimates.deviance
         if estimates.noise is not None:
             lost = len(estimates.fixed) if method.estimate == "reml" else 0
             deviance += (rows - lost) * math.log(2 * math.pi) + 2 * rows * math.log(scale)
             deviance -= 2 * float(np.linalg.slogdet(units)[1]) if lost else 0.0
-        inner = units[at, at]
+        inner = units[np.ix_(shown, at)]  # [s, q]
         personal = saved.personal(client)
         coefficients = from_outputs(saved.task, coefficients_of(final.model.layout, personal.theta)).numpy()
         return cls(
@@ -85,7 +86,7 @@ class MixedEffects(NamedTuple):
             names,
             units @ estimates.fixed + origin,
             np.sqrt(np.diagonal(units @ estimates.uncertainty @ units.T)),
-            names[at],
+            [names[place] for place in shown],
             inner @ estimates.covariance @ inner.T,
             np.sqrt(np.einsum("ai,aj,ak,al,ijkl->a", inner, inner, inner, inner, estimates.spread)),
             None if estimates.noise is None else estimates.noise * scale**2,
@@ -145,6 +146,7 @@ class MixedEffects(NamedTuple):
             "of": self.of,
             "deviance": self.deviance,
             "fixed": by_name(self.fixed, self.errors),
+            "random": self.random,
             "covariance": self.covariance.tolist(),
             "noise": self.noise,
             "client": by_name(self.coefficients, self.coefficient_errors),
