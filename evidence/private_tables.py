@@ -153,8 +153,8 @@ def measure_labels(name, folder):
 
     def judge(run):
         answers = run.predict(None, test.drop(columns=[target]))
-        wanted = [f"P({name})" for name in names] if several else target if counts else f"P({names[-1]})"
-        return float(lose(truth, np.asarray(answers[wanted], float)).mean())
+        chances = np.asarray(answers[[target] if counts else [f"P({name})" for name in names]], float)
+        return float(lose(truth, chances if several else chances[:, -1]).mean())
 
     losses |= judge_pooling(data, 1 if counts else len(names), 30, (8, 2), judge)
     return {"clients": int(train[client].nunique()), "rows": len(train), "inputs": data.x.shape[1], "losses": losses}

@@ -75,8 +75,7 @@ class Simulation:
         executor, workers, chunk = execution.executor, execution.workers, execution.chunk
         precision = execution.precision or "float32"
         federation = federation.to(self.device)
-        self.names, self.task = federation.names, federation.task
-        self._columns = () if federation.columns is None else tuple(federation.columns.sources)
+        self.names, self.task, self._columns = federation.names, federation.task, federation.columns
         check_precision(precision, self.device, model.theta.dtype)
         if method is unwrap(method):
             method, model = divide(method, model.watch(federation.x[federation.rows["train"][0][:WATCHED]]))
@@ -196,7 +195,7 @@ class Simulation:
             self.client_statistics(),
             task=self.task,
             example_weights=self.weights,
-            columns=self._columns,
+            columns=() if self._columns is None else tuple(self._columns.sources),
         )
 
     def train(self, round: int, cohort: Tensor, sent: Tree) -> tuple[Tensor, Tree]:
