@@ -54,7 +54,8 @@ class Last(nn.Module):
 
     def __init__(self, shape, classes):
         super().__init__()
-        self.lstm, self.head = nn.LSTM(shape[1], 32, batch_first=True), nn.Linear(32, classes)
+        self.lstm = nn.LSTM(shape[1], 32, batch_first=True)
+        self.head = nn.Linear(32, classes)
 
     def forward(self, x):
         return self.head(self.lstm(x)[0][:, -1])

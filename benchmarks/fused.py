@@ -98,7 +98,8 @@ def prepare_fleet(load, module, data, **how):
 class Shares(TorchDispatchMode):
     """Sums the seconds of operations by what they do: products, arithmetic, and moving numbers about."""
 
-    PRODUCTS, MOVES = ("mm", "bmm", "addmm", "baddbmm"), ("copy", "clone", "index", "cat", "fill", "zero", "scatter")
+    PRODUCTS = ("mm", "bmm", "addmm", "baddbmm")
+    MOVES = ("copy", "clone", "index", "cat", "fill", "zero", "scatter")
 
     def __init__(self):
         super().__init__()

@@ -259,9 +259,11 @@ def seconds(checkout: Path) -> dict[str, tuple[float, float]]:
         for i in range(6):
             for name, command in COMMANDS.items():
                 arguments = [part.format(out=Path(folder) / f"{i}") for part in command]
-                begin, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
+                begin = time.perf_counter()
+                before = resource.getrusage(resource.RUSAGE_CHILDREN)
                 subprocess.run([sys.executable, *arguments], env=environment, check=True, capture_output=True)
-                took, after = time.perf_counter() - begin, resource.getrusage(resource.RUSAGE_CHILDREN)
+                took = time.perf_counter() - begin
+                after = resource.getrusage(resource.RUSAGE_CHILDREN)
                 if i:  # the first fills the file system's cache
                     busy = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
                     measured[name].append((took, busy))
@@ -278,7 +280,8 @@ def main() -> None:
     trees = modules(root)
     flower = {f"kinfed_flower.{name}": tree for name, tree in modules(root.with_name("kinfed_flower")).items()}
     product = trees | flower
-    long, many = max(functions(product)), max(functions(product), key=lambda function: function[1])
+    long = max(functions(product))
+    many = max(functions(product), key=lambda function: function[1])
     for folder in ("src/kinfed", "src/kinfed_flower", "src/kinfed_papers", "tests", "evidence", "benchmarks"):
         counts = [count_tokens(path) for path in (given.checkout / folder).rglob("*.py")]
         code, lines = (sum(count) for count in zip(*counts, strict=True)) if counts else (0, 0)

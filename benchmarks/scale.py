@@ -104,10 +104,8 @@ def case(name, clients, cohort):
 def whole(name, clients):
     """Seconds, and MB at the peak, of five rounds of 1,000 clients, an evaluation of all, and all that a run leaves."""
     torch.manual_seed(0)
-    begun, how = (
-        time.perf_counter(),
-        {"rounds": Rounds(ROUNDS, evaluate_every=ROUNDS), "participation": 1_000 / clients},
-    )
+    begun = time.perf_counter()
+    how = {"rounds": Rounds(ROUNDS, evaluate_every=ROUNDS), "participation": 1_000 / clients}
     run = fit(METHODS[name](), federation(clients), MODELS["cnn"]((3, 32, 32), 10), training=TRAINING, **how)
     trained = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:

@@ -53,7 +53,8 @@ class Clock:
     """Times things beside a fixed product, and knows which times to believe."""
 
     def __init__(self, loaded):
-        self.loaded, self.square = loaded, torch.randn(512, 512, dtype=torch.float64)  # one library computes it
+        self.loaded = loaded
+        self.square = torch.randn(512, 512, dtype=torch.float64)  # one library computes it
         self.beats = []
         for _ in range(30):
             self.beat()
@@ -219,7 +220,9 @@ def many(clock):
     """Lines about rounds of many clients, cohort 100, in which everyone or a few are looked at."""
     lines, module = [], nn.Linear(784, 10)
     for count in (1000, 10_000):
-        clients, cohort, row = roster(count, module), torch.arange(0, count, count // 100), []
+        clients = roster(count, module)
+        cohort = torch.arange(0, count, count // 100)
+        row = []
         upload = fill_rows(100, clients.layout.size, 1)
         for neighbours in (0, 30):
             method = FedAGHN(neighbours=neighbours)
@@ -241,7 +244,9 @@ def many(clock):
 def recall():
     """Share of the 30 nearest models that sketches lead to: 2,000 models in families of 40, noise between members."""
     lines, clients = [], roster(2000, nn.Linear(784, 10))
-    d, draw, mass = clients.layout.size, torch.Generator().manual_seed(0), clients.sizes.float()
+    d = clients.layout.size
+    draw = torch.Generator().manual_seed(0)
+    mass = clients.sizes.float()
     for noise in (0.5, 1.0, 2.0):
         theta = torch.randn(50, d, generator=draw).repeat(40, 1) + noise * torch.randn(2000, d, generator=draw)
         near = relate(

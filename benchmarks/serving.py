@@ -137,11 +137,10 @@ def export(folder):
         x = example(predictor, 1)
         fed = {"x": x.numpy()}
         with torch.inference_mode():
-            onnx, plain = (
-                milliseconds(lambda s=session, f=fed: s.run(None, f)),
-                milliseconds(lambda w=pipeline, x=x: w(x)),
-            )
-        count, size = sum(tensor.numel() for tensor in model.parameters()), path.stat().st_size / 1e3
+            onnx = milliseconds(lambda s=session, f=fed: s.run(None, f))
+            plain = milliseconds(lambda w=pipeline, x=x: w(x))
+        count = sum(tensor.numel() for tensor in model.parameters())
+        size = path.stat().st_size / 1e3
         cells = [name, " x ".join(map(str, shape)), f"{count:,}", f"{size:,.0f}", f"{took:.1f}"]
         lines.append(row(*cells, f"{onnx:.3f}", f"{plain:.3f}", f"{gap:.0e}"))
     intro = (
@@ -201,7 +200,8 @@ def measure_load(address, clients, rows, seconds, served):
     for thread in threads:
         thread.join()
     middle, late = np.percentile(times, [50, 99])
-    per_request, rate = 1000 * (cpu_seconds(served) - before) / len(times), len(times) / seconds
+    per_request = 1000 * (cpu_seconds(served) - before) / len(times)
+    rate = len(times) / seconds
     counts = [clients, rows, f"{len(times):,}", len(wrong), f"{rate:.0f}"]
     return [*counts, f"{middle:.1f}", f"{late:.1f}", f"{per_request:.1f}", f"{memory(served):.0f}"]
 

@@ -114,7 +114,8 @@ def measure(data, attack, share, method, seed):
         seed=seed,
         attack=experiment.attack,
     )
-    seconds, always = time.process_time() - begun, ~Poison(share=max(SHARES)).attackers(federation.names, seed)
+    seconds = time.process_time() - begun
+    always = ~Poison(share=max(SHARES)).attackers(federation.names, seed)
     for model, score in (run.summary.attack["scores"] if experiment.attack else run.summary.scores).items():
         numbers = {
             "accuracy": 100 * float(run.history.test(model)[always].double().mean()),
@@ -239,10 +240,8 @@ def main():
     parser.add_argument("--write", action="store_true", help="run nothing")
     args = parser.parse_args()
     if not args.write:
-        shares, seeds = (
-            [float(share) for share in args.shares.split(",")],
-            [int(seed) for seed in args.seeds.split(",")],
-        )
+        shares = [float(share) for share in args.shares.split(",")]
+        seeds = [int(seed) for seed in args.seeds.split(",")]
         train(args.data.split(","), args.methods.split(","), shares, seeds)
     write()
 

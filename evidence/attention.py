@@ -54,7 +54,8 @@ def train_attention(attention, groups, seed):
 
     drawn = attention.network(glorot, SIZE)
     network = type(drawn)(*(weight.requires_grad_() for weight in drawn))
-    features, optimiser = F.layer_norm(theta, theta.shape[1:]), torch.optim.Adam([*network], lr=RATE)
+    features = F.layer_norm(theta, theta.shape[1:])
+    optimiser = torch.optim.Adam([*network], lr=RATE)
     for _ in range(STEPS):
         weights = attention.scores(network, features).softmax(-1).mean(0)  # [N, N]
         loss = (weights @ theta - theta).square().sum() / 2

@@ -49,7 +49,8 @@ def make_federation(name, folder):
     dataset = reader.read_frame(frame_of(convert_pandas(frame), "X"))
     is_test = torch.zeros(len(frame), dtype=torch.bool)
     is_test[torch.from_numpy(test.index.to_numpy())] = True
-    rows, draw = {"train": [], "validation": [], "test": []}, torch.Generator().manual_seed(0)
+    rows = {"train": [], "validation": [], "test": []}
+    draw = torch.Generator().manual_seed(0)
     for mine in rows_by_owner(dataset):
         others = mine[~is_test[mine]]
         others = others[torch.randperm(len(others), generator=draw)]

@@ -30,7 +30,9 @@ def draw_series(kind, seed):
     begin = np.datetime64("2020-01-06") if kind == "days" else np.datetime64("2010-01")
     usual = 0.2 * np.sin(2 * np.pi * np.arange(period) / period)
     for client in range(clients):
-        level, profile, noise = draw.lognormal(3, 0.6), usual + draw.normal(0, 0.15, period), 0.0
+        level = draw.lognormal(3, 0.6)
+        profile = usual + draw.normal(0, 0.15, period)
+        noise = 0.0
         for step in range(steps):
             noise = 0.5 * noise + draw.normal(0, 0.1)
             date = (begin + step).astype("datetime64[D]")

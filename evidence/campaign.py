@@ -152,7 +152,8 @@ class Unit:
     precision: str | None = None
 
     def __call__(self, execution):
-        how, folder = replace(execution, precision=self.precision, keep_state=False), RunFolder(self.job.folder)
+        how = replace(execution, precision=self.precision, keep_state=False)
+        folder = RunFolder(self.job.folder)
         with hold_folder(folder.path):  # a process of a campaign that was killed may still be saving
             try:
                 run_job(self.job, how, self.data)

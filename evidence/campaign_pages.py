@@ -43,8 +43,10 @@ RESULTS = Path(__file__).parents[1] / "docs" / "papers"
 
 def publish(part, works, args):
     """Write what is finished of a part, with the committed numbers whose runs are not here; returns what was done."""
-    page, kept = args.results / f"{part.partition('.')[0]}-tables.md", args.results / "tables" / part
-    ended, published = [work for work in works if work.state in ("done", "failed")], read_committed(kept / "table.csv")
+    page = args.results / f"{part.partition('.')[0]}-tables.md"
+    kept = args.results / "tables" / part
+    ended = [work for work in works if work.state in ("done", "failed")]
+    published = read_committed(kept / "table.csv")
     if not published and not any(work.folder.is_finished for work in ended):
         return "nothing is finished yet"
     parts = {match.group(1): match.group() for match in PART.finditer(page.read_text())} if page.exists() else {}

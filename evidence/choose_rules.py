@@ -59,7 +59,8 @@ def look(runs, around, by, entry, until):
     history = replace(complete, rounds=complete.rounds[:seen], scores=complete.scores[:seen])
     history.selector.selection = complete.selector.selection._replace(by=by)
     curve = history.curve(history.preference, "validation", history.selector.score).double()
-    at, sign = history.place(history.preference), 1 if history.selector.higher_is_better else -1
+    at = history.place(history.preference)
+    sign = 1 if history.selector.higher_is_better else -1
     return sign * curve[max(0, at - around) : at + around + 1].mean(0).numpy()
 
 

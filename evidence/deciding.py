@@ -29,7 +29,8 @@ RESULTS = Path(__file__).parents[1] / "docs" / "papers"
 FIELDS = ("setting", "model", "metric", "seed", "score", "rounds", "seconds", "version")
 SCORES = {"accuracy": "accuracy, %", "mae@12": "MAE an hour ahead, mph", "nmse": "MSE in deviations, 1e-3"}
 CHOOSING = 100  # the seed of runs that only choose a setting
-FASHION, SHORT = "papers/pfedgat/table1/fashion_mnist/pathological", "rounds=5 federation.split.share=0.1"
+FASHION = "papers/pfedgat/table1/fashion_mnist/pathological"
+SHORT = "rounds=5 federation.split.share=0.1"
 MNIST, TENTH = "papers/fedcedar/table1/mnist/shards", "rounds=10 evaluate_every=10"
 WEEK = "papers/sfl/table1/metr_la_week"
 

@@ -125,7 +125,8 @@ def cases(seed, answers=None):
 def unseen(rng, images, labels):
     """The same of three federations of clothes, which no default has seen."""
     images = images.reshape(-1, 14, 2, 14, 2).mean((2, 4)).reshape(-1, 196).astype(np.float32) / 255
-    labels, even = labels.astype(np.int64), rng.permutation(len(images))[: 20 * 80].reshape(20, 80)
+    labels = labels.astype(np.int64)
+    even = rng.permutation(len(images))[: 20 * 80].reshape(20, 80)
     yield "clothes, everyone alike", *join_clients([(images[i], labels[i]) for i in even]), 10, [0] * 20
     three = [c % 3 for c in range(20)]
     names = [rng.permutation(10) for _ in range(3)]

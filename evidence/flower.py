@@ -120,7 +120,8 @@ def measure_gateways(counts, rounds):
             before = cpu_seconds(node)
             lines_of_run = federation.train("fedavg", rounds, flower={"clients": count, "classes": 0, "beside": []})
             computed = (cpu_seconds(node) - before) / rounds
-            seconds, summary = seconds_of(lines_of_run), json.loads((federation.out / "summary.json").read_text())
+            seconds = seconds_of(lines_of_run)
+            summary = json.loads((federation.out / "summary.json").read_text())
             sent = summary["cost"]["bytes_per_client_and_round"]
             lines.append(
                 f"| {count} | {statistics.median(seconds):.1f} | {min(seconds):.1f} to {max(seconds):.1f} | "

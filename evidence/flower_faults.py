@@ -341,7 +341,8 @@ def main():
     args = parser.parse_args()
     if args.once:
         return print(json.dumps(once(args.once, args.faults)))
-    results, programs = Results(args.keep, args.only, args.times, args.faults, args.jobs), {}
+    results = Results(args.keep, args.only, args.times, args.faults, args.jobs)
+    programs = {}
 
     def work(lane):
         while case := results.next():

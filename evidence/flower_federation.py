@@ -79,7 +79,10 @@ class Federation:
 
     def __init__(self, folder, count, clients=0, **more):
         self.clients = clients
-        self.folder, self.names, self.nodes, self._more = folder, [f"site-{i + 1}" for i in range(count)], {}, more
+        self.folder = folder
+        self.names = [f"site-{i + 1}" for i in range(count)]
+        self.nodes = {}
+        self._more = more
         self.environment = {**os.environ, "KINFED_FLOWER_HOME": str(folder / "server")}
         self.runs, self.out, self.port = 0, None, free_port()
         self._started = []  # each process leads a session, so that Ctrl-C in a terminal leaves its end to this one

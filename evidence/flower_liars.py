@@ -40,7 +40,8 @@ NAMES = ["north", "east", "south", "west"]
 ROW = 100 / 3 / 16  # points that one of sixteen test rows at one of three sites is worth
 SEEDS = 3
 ROWS, ASKED, COLUMNS = 90, 120, ("age", "stay", "pressure")
-SERVER, SITE = "operator of the server, with a program of its own", "a site, with its own key"
+SERVER = "operator of the server, with a program of its own"
+SITE = "a site, with its own key"
 
 
 class Twisted(Here):
@@ -284,11 +285,9 @@ class Traps:
 
     def model(self):
         """theta: [d] of such a model."""
-        per, weight, bias = (
-            self.width // len(self.wards),
-            torch.zeros(self.width, len(self.layout_of("fc1.weight")[0])),
-            None,
-        )
+        per = self.width // len(self.wards)
+        weight = torch.zeros(self.width, len(self.layout_of("fc1.weight")[0]))
+        bias = None
         bias = torch.zeros(self.width)
         for i, ward in enumerate(self.wards):
             place_of = slice(i * per, (i + 1) * per)
@@ -311,8 +310,10 @@ class Traps:
         per, rows_read = self.width // len(self.wards), []
         for i in range(len(self.wards)):
             place_of = slice(i * per, (i + 1) * per)
-            bias, weight = change["fc1.bias"][place_of], change["fc1.weight"][place_of][:, self.numbers]
-            least, more = np.append(bias[:-1] - bias[1:], bias[-1]), np.vstack([weight[:-1] - weight[1:], weight[-1:]])
+            bias = change["fc1.bias"][place_of]
+            weight = change["fc1.weight"][place_of][:, self.numbers]
+            least = np.append(bias[:-1] - bias[1:], bias[-1])
+            more = np.vstack([weight[:-1] - weight[1:], weight[-1:]])
             for j in np.flatnonzero(abs(least) > 3e-7):
                 values = more[j] / least[j]
                 raw = [value * deviation + mean for value, (mean, deviation) in zip(values, self.scales, strict=True)]

@@ -88,7 +88,8 @@ class Strangers:
 
     def __init__(self, federation, folder):
         self.federation, self.folder, self.rows = federation, folder, []
-        self.address, self.ca = ("127.0.0.1", federation.port), str(federation.folder / "keys" / "ca.crt")
+        self.address = ("127.0.0.1", federation.port)
+        self.ca = str(federation.folder / "keys" / "ca.crt")
         self.trusted = ssl.create_default_context(cafile=self.ca)
         self.own = ec.generate_private_key(ec.SECP384R1())
 

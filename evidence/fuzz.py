@@ -142,7 +142,8 @@ def judge(kind, number, seed, here):
             KINDS[kind][0](draw)
             text = draw.answer
         except (UsageError, RunError) as problem:
-            outcome, text = ("lines" if "\n" in str(problem) or not str(problem) else "refused"), str(problem)
+            outcome = "lines" if "\n" in str(problem) or not str(problem) else "refused"
+            text = str(problem)
         except Wrong as problem:
             outcome, text = problem.args
         except Exception:

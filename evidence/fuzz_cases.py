@@ -180,7 +180,8 @@ def mutate(draw, table, odds=0.5):
     while draw.breaks(1 - odds):
         at, key = table, None
         while isinstance(at, dict | list) and at and (key is None or draw.random() < 0.8):
-            inside, key = at, draw.choice(list(at) if isinstance(at, dict) else range(len(at)))
+            inside = at
+            key = draw.choice(list(at) if isinstance(at, dict) else range(len(at)))
             at = at[key]
         odd = draw.choice(ODD)
         match draw.randrange(8) if key is not None else -1:
@@ -213,7 +214,9 @@ def spoil(draw, data):
 def replace_file(draw, path):
     """Another thing in the place of a file of a folder from elsewhere."""
     others = [p for p in path.parent.rglob("*") if p.is_file() and p != path] or [path]
-    data, other, header = path.read_bytes(), draw.choice(others).read_bytes(), draw.choice(HEADERS).encode()
+    data = path.read_bytes()
+    other = draw.choice(others).read_bytes()
+    header = draw.choice(HEADERS).encode()
     document = {"names": ["a"], "shape": [2], "scores": {}, "seed": 0, "outputs": 2}
     path.unlink()
     draw.one(
@@ -274,7 +277,8 @@ def learning(draw, registry=METHODS):
         momentum={"name": "sgd", "lr": 0.1, "momentum": draw.choice([0.9, 0.999, 1.0]), "weight_decay": 0.1},
         adam={"name": "adam", "lr": draw.choice([0.001, 0.1, 1e10]), "eps": draw.choice([1e-8, 0.0])},
     )
-    batch, steps = draw.choice([1, 2, 4, 8, 1000, 10**6]), draw.choice([{}, {}, {"steps": 1}, {"steps": 3}])
+    batch = draw.choice([1, 2, 4, 8, 1000, 10**6])
+    steps = draw.choice([{}, {}, {"steps": 1}, {"steps": 3}])
     return {
         "rounds": draw.choice([1, 1, 2, 3]),
         "seed": draw.choice([0, 1, 2**62 - 1]),
@@ -498,7 +502,8 @@ def links(draw, names):
         start = '<graphml xmlns="http://graphml.graphdrawing.org/xmlns"><graph edgedefault="undirected">'
         if draw.breaks(0.3):  # each entity is a hundred of the one before
             entities = "".join(f'<!ENTITY {c} "{f"&{b};" * 99}">' for b, c in itertools.pairwise("abcdef"))
-            start, lines = f'<!DOCTYPE g [<!ENTITY a "{"x" * 99}">{entities}]>{start}', [*lines, "&f;"]
+            start = f'<!DOCTYPE g [<!ENTITY a "{"x" * 99}">{entities}]>{start}'
+            lines = [*lines, "&f;"]
         path.write_text(f"{start}{''.join(lines)}</graph></graphml>")
     elif path.suffix == ".npz":
         npz(draw, path, {"adjacency": table, "names": np.array(names)})
@@ -532,7 +537,9 @@ def images(draw, name):
 
 
 def sensors(draw, name):
-    rng, count, length = np.random.default_rng(draw.randrange(99)), draw.choice([1, 3, 6]), draw.choice([60, 90])
+    rng = np.random.default_rng(draw.randrange(99))
+    count = draw.choice([1, 3, 6])
+    length = draw.choice([60, 90])
     values = rng.normal(50, 9, (length, count)).astype(draw.choice(["f4", "f8"]))
     values[rng.random(values.shape) < draw.choice([0, 0.2, 0.6])] = draw.choice([0, np.nan])
     start = draw.choice(["x", "NaT", ""]) if draw.breaks(0.1) else "2020-01-01"
@@ -577,7 +584,8 @@ def folders(draw):
         draw.broken = True
         if path.name == "checkpoint.safetensors" and draw.random() < 0.6:  # well formed, but of other content
             with safe_open(path, "pt") as file:
-                metadata, arrays = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+                metadata = file.metadata()
+                arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             metadata = {
                 k: v if isinstance(v, str) else json.dumps(v, default=str) for k, v in mutate(draw, metadata).items()
             }
@@ -684,7 +692,9 @@ class Post:
 
 def sites(draw):
     """A federation over Flower's messages, one side of which says odd things or comes from elsewhere."""
-    rng, made, classes = np.random.default_rng(draw.randrange(99)), [], draw.choice([1, 2, 3])
+    rng = np.random.default_rng(draw.randrange(99))
+    made = []
+    classes = draw.choice([1, 2, 3])
     for name in ("ann", "bob", "eve")[: draw.choice([1, 2, 3])]:
         count = draw.choice([1, 3]) if draw.breaks(0.2) else draw.choice([5, 8, 20])
         x, y = rng.normal(size=(count, 4)).astype("f4"), np.arange(count) % classes

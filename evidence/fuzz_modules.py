@@ -206,7 +206,9 @@ def embeddings(draw):
 
 @family()
 def dropout(draw):
-    p, again, place = draw.choice([0.0, 0.2, 0.5, 1.0]), draw.random() < 0.5, draw.random() < 0.3
+    p = draw.choice([0.0, 0.2, 0.5, 1.0])
+    again = draw.random() < 0.5
+    place = draw.random() < 0.3
 
     def make():
         drop = nn.Dropout(p, inplace=place)
@@ -277,7 +279,8 @@ def own_linear(draw):
 
 @family()
 def own_activation(draw):
-    kind, forward = draw.choice([nn.ReLU, nn.Tanh, nn.Flatten]), draw.choice([torch.sin, lambda x: 3 * x.abs()])
+    kind = draw.choice([nn.ReLU, nn.Tanh, nn.Flatten])
+    forward = draw.choice([torch.sin, lambda x: 3 * x.abs()])
     mine = subclass(kind, forward=lambda m, x: forward(x))
     return lambda: dense(mine())
 
@@ -1049,10 +1052,8 @@ def compare(what, first, second):
     if first.shape != second.shape:
         raise Differs(f"{what}: {list(first.shape)} and {list(second.shape)}")
     first, second = first.double(), second.double()
-    gap, size = (
-        float((first - second).abs().max()) if first.numel() else 0.0,
-        float(first.abs().max()) if first.numel() else 0.0,
-    )
+    gap = float((first - second).abs().max()) if first.numel() else 0.0
+    size = float(first.abs().max()) if first.numel() else 0.0
     if not gap <= TOLERANCE * max(size, 1):
         raise Differs(f"{what}: off by {gap:.2g} of {size:.2g}")
 

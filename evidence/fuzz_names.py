@@ -276,7 +276,8 @@ def judge(number, seed, here):
                     stack.enter_context(mock.patch.multiple(module, **{name: lambda *_, **__: None for name in names}))
                 getattr(case, step.lower())()
         except (UsageError, RunError) as problem:
-            outcome, text = ("lines" if re.search(r"[\r\n]", str(problem)) else "refused"), str(problem)
+            outcome = "lines" if re.search(r"[\r\n]", str(problem)) else "refused"
+            text = str(problem)
         except Wrong as problem:
             outcome, text = problem.args
         except Exception:

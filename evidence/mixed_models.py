@@ -118,7 +118,9 @@ cat(jsonlite::toJSON(list(fixed=unname(fixef(m)), errors=unname(sqrt(diag(as.mat
 
 def federation_of(frame, task=None):
     """Clients with the rows of a frame, all for training."""
-    client, x, y = frame["client"].to_numpy(), frame[["x"]].to_numpy(float), frame["y"].to_numpy(float)
+    client = frame["client"].to_numpy()
+    x = frame[["x"]].to_numpy(float)
+    y = frame["y"].to_numpy(float)
     y = y.astype(int) if isinstance(task, kinfed.Classification) else y
     kind = {"task": task} if isinstance(task, kinfed.Counts) else {}
     federation = kinfed.Federation.from_arrays(x, y, client, split=kinfed.Split(validation=0), **kind)

@@ -213,7 +213,8 @@ def table(results, case):
     """The table of one case, whose model gains most with few examples first."""
     kept = {key: result for key, result in results.items() if key.startswith(f"{case}/")}
     share = any(result.get("metric") == "accuracy" for result in kept.values())
-    digits, shots = 1 if share else 2, ["all" if count is None else count for count in FEW.get(case, SHOTS)]
+    digits = 1 if share else 2
+    shots = ["all" if count is None else count for count in FEW.get(case, SHOTS)]
     names, without = find_measured(results, case)
 
     def cell(name, source, examples):

@@ -125,7 +125,8 @@ def train_opacus(
         module.load_state_dict(values)
         for key, p in module.named_parameters():
             p.requires_grad_(key in moving)
-        steps, rate = epochs * -(-len(rows) // how["batch"]), min(1.0, how["batch"] / len(rows))
+        steps = epochs * -(-len(rows) // how["batch"])
+        rate = min(1.0, how["batch"] / len(rows))
         optimiser = torch.optim.SGD([p for p in module.parameters() if p.requires_grad], lr=how["optimiser"].lr)
         if sigma:
             module = opacus.GradSampleModule(module, loss_reduction="sum")
@@ -231,7 +232,8 @@ def shops() -> tuple[str, bool]:
         "| method | training | not private | epsilon 8 | epsilon 2 | epsilon 1 |",
         "| --- | --- | ---: | ---: | ---: | ---: |",
     ]
-    losses, methods = {}, {"kin": kinfed.Kin, "fedavg-ft": kinfed.methods.FedAvgFT, "local": kinfed.Local}
+    losses = {}
+    methods = {"kin": kinfed.Kin, "fedavg-ft": kinfed.methods.FedAvgFT, "local": kinfed.Local}
     for name, make in methods.items():
         for label, how in STEPS.items():
             means = {}
@@ -257,7 +259,8 @@ def deal_digits(seed: int) -> kinfed.Federation:
     for digit in range(10):
         owners = np.flatnonzero((wanted == digit).any(1))
         client[order[DIGITS.target[order] == digit]] = np.resize(owners, (DIGITS.target == digit).sum())
-    x, y = torch.from_numpy((DIGITS.data / 16).astype(np.float32)), torch.from_numpy(DIGITS.target.astype(np.int64))
+    x = torch.from_numpy((DIGITS.data / 16).astype(np.float32))
+    y = torch.from_numpy(DIGITS.target.astype(np.int64))
     split = kinfed.Split(stratify=False)
     return kinfed.Federation.from_arrays(x, y, torch.from_numpy(client), split=split, seed=seed)
 
@@ -269,7 +272,8 @@ def open_stores(seed: int) -> kinfed.Federation:
     x = rng.normal(size=(300, 30, 8))
     y = (x * weights).sum(2) + 0.5 * rng.normal(size=(300, 30)) > 0
     client = torch.arange(300).repeat_interleave(30)
-    x, y = torch.from_numpy(x.reshape(-1, 8).astype(np.float32)), torch.from_numpy(y.ravel().astype(np.int64))
+    x = torch.from_numpy(x.reshape(-1, 8).astype(np.float32))
+    y = torch.from_numpy(y.ravel().astype(np.int64))
     return kinfed.Federation.from_arrays(x, y, client, split=kinfed.Split(stratify=False), seed=seed)
 
 
@@ -419,7 +423,10 @@ def read_rows(privacy: float | None, folder: Path, bins: bool) -> tuple[int, int
     victim = Site("south", folder / "south.npz", folder / "again", "cpu", policy=Policy(runs="any"))
     victim.reply("join", kept["join"])
     model = planned.model((COLUMNS,), 2)
-    layout, draw, rows_read, answered = model.layout, torch.Generator().manual_seed(1), set(), 0
+    layout = model.layout
+    draw = torch.Generator().manual_seed(1)
+    rows_read = set()
+    answered = 0
     for round in range(30):
         theta = (line_up if bins else trap)(layout, model.theta, draw)
         fields = kept["round"].fields | {"round": round, "accepted": round - 1}

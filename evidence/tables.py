@@ -149,7 +149,8 @@ def wages(draw, n=300, t=7):
 
 def schools(draw, n=80, t=40):
     """Pupils by school: levels and slopes that differ a little."""
-    ses, mean = draw.normal(size=(n, t)) + draw.normal(0, 0.4, (n, 1)), draw.normal(0, 0.3, (n, 1))
+    ses = draw.normal(size=(n, t)) + draw.normal(0, 0.4, (n, 1))
+    mean = draw.normal(0, 0.3, (n, 1))
     other = draw.random((n, t)) < 0.25
     score = 12.6 + draw.normal(0, 1.6, (n, 1)) + 3 * mean + (2.2 + draw.normal(0, 0.7, (n, 1))) * ses - 3 * other
     columns = {"ses": ses, "mean": mean, "other": np.where(other, "yes", "no"), "sex": draw.choice(["f", "m"], (n, t))}
@@ -177,7 +178,8 @@ def kinds(draw, n=60, t=30):
 
 def clinics(draw, n=90, t=30):
     """Patients by clinic, who come back or not: how many do differs, and a little what decides it."""
-    age, pain = draw.normal(55, 15, (n, t)), draw.normal(size=(n, t)) + draw.normal(0, 0.3, (n, 1))
+    age = draw.normal(55, 15, (n, t))
+    pain = draw.normal(size=(n, t)) + draw.normal(0, 0.3, (n, 1))
     slopes = draw.normal([0.9, -0.5], 0.3, (n, 2))
     odds = draw.normal(0, 1, (n, 1)) + slopes[:, :1] * pain + slopes[:, 1:] * (age - 55) / 15
     back = draw.random((n, t)) < 1 / (1 + np.exp(-odds))

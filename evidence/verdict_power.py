@@ -194,7 +194,8 @@ def write_choice(times):
             values = shared + draw.normal(0, 0.05, (times, clients, rivals))  # over each of the rivals
             hardest = np.take_along_axis(values, values.mean(1).argmin(1)[:, None, None], 2)[..., 0]
             bounds = np.array([interval_over_clients(gains, rivals) for gains in hardest])
-            above, below = float((bounds[:, 1] > 0).mean()), float((bounds[:, 2] < 0).mean())
+            above = float((bounds[:, 1] > 0).mean())
+            below = float((bounds[:, 2] < 0).mean())
             lines.append(f"| {rivals} | {clients} | {100 * above:.1f} % | {100 * below:.1f} % |")
     return lines
 
@@ -203,7 +204,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--times", type=int, default=4000)
     times = parser.parse_args().times
-    title, command = "How far the verdict can be trusted", f"`python evidence/verdict_power.py --times {times}`"
+    title = "How far the verdict can be trusted"
+    command = f"`python evidence/verdict_power.py --times {times}`"
     for section, lines in (
         ("power", write_overall(times)),
         ("rows", write_per_row(times)),

@@ -191,7 +191,8 @@ def _verdict(protocol: Protocol, claim: Claim, printed: World, ours: World, flag
     if answer == "cannot tell":
         why = f"needs {claim.lacks}" if claim.lacks else _explain_indecision(comparisons, have)
     if claim.tuned and answer != "cannot tell":
-        answer, why = "cannot tell", "one setting of each method here, where the paper chose among many"
+        answer = "cannot tell"
+        why = "one setting of each method here, where the paper chose among many"
     if claim.given and answer == "yes":
         answer, why = "cannot tell", f"settings alone give it: {claim.given}"
     scaled = sorted(flag for flag in flags if flag.startswith("scaled") or flag in LESS)

@@ -138,7 +138,8 @@ def load(name: str) -> Protocol:
     numbers = _numbers(path.with_name("printed.csv"), table["printed"])
     methods = dict.fromkeys(method for *_, method, _ in numbers)
     order = {method: place for place, method in enumerate(methods)}
-    mine, shared_scoring = table.get("rows", {}), scoring({"protocol": paper.get("protocol", {})}, Scoring())
+    mine = table.get("rows", {})
+    shared_scoring = scoring({"protocol": paper.get("protocol", {})}, Scoring())
     rows = [_row(key, values, shared_scoring) for key, values in merge_tables(paper["rows"], mine).items()]
     shown = [row for row in rows if row.printed in order or row.name in mine]
     others = {row.name: replace(row, kind=UNPRINTED) for row in rows if row not in shown}

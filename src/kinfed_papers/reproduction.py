@@ -371,7 +371,8 @@ class Reproduction:
             broken = [why for folder, why in failed.items() if Path(folder).parent == self.folder(row, column)]
             for seed, folder in folders.items():
                 with note_failure(broken, f"seed {seed} cannot be read"):
-                    summary, by_metric = folder.read_summary(), _read_scores(folder, cell, metrics)
+                    summary = folder.read_summary()
+                    by_metric = _read_scores(folder, cell, metrics)
                     for metric, scores in by_metric.items():
                         measure = MEASURES[metric]
                         values[metric][seed] = measure.times * scores[measure.of]

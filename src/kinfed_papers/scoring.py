@@ -69,7 +69,8 @@ class Scoring:
         if len({scores.shape for scores in tests}) > 1:
             raise folder.not_whole()
         if self.is_simple and self.round == "mean":
-            rounds, at = folder.read_scores(models[0], score)[0], int(summary.scores[models[0]]["round"])
+            rounds = folder.read_scores(models[0], score)[0]
+            at = int(summary.scores[models[0]]["round"])
             if at not in rounds:
                 raise folder.not_whole()
             selected: Array = tests[0][rounds == at][0]

@@ -271,11 +271,15 @@ def describe_scoring(rows: Iterable[Row]) -> Iterator[str]:
 
 
 def _describe_protocol(experiment: Experiment) -> str:
-    training, split, clients = experiment.table["training"], experiment.split, experiment.clients
+    training = experiment.table["training"]
+    split = experiment.split
+    clients = experiment.clients
     optimiser = ", ".join(f"{key} {value:g}" for key, value in training["optimiser"].items() if key != "name" and value)
     unit = "steps" if training.get("steps") else "epochs"
     work = f"{training[unit]} {unit if training[unit] > 1 else unit.removesuffix('s')}"
-    share, rounds, every = experiment.participation.share, experiment.rounds.count, experiment.rounds.evaluate_every
+    share = experiment.participation.share
+    rounds = experiment.rounds.count
+    every = experiment.rounds.evaluate_every
     clients_text = several(clients, "client") if clients else "the data's own clients"
     return (
         f"{clients_text}, {'all' if share == 1 else f'a share of {share:g}'} in a round; {rounds} rounds of {work}, "

@@ -128,7 +128,8 @@ def inspect(args: argparse.Namespace) -> None:
     federation = experiment.federation(folder, experiment.seed, dataset)
     settings = experiment.table["federation"]["dataset"]
     facts = _facts(dataset, settings, folder, args.out) | _federation(federation)
-    columns, choices = federation.columns, from_table.choices(experiment, federation) if yours else None
+    columns = federation.columns
+    choices = from_table.choices(experiment, federation) if yours else None
     if yours:
         facts["input"] = _shape(federation.x)
     if args.json:

@@ -112,7 +112,8 @@ def _run(args: argparse.Namespace, console: Console) -> None:
     trackers.check(args.track)
     if args.former is not None:
         return _continue(args, console)
-    yours, raw = table_options.is_table(args.source), table_options.read(args.source, args, args.method)
+    yours = table_options.is_table(args.source)
+    raw = table_options.read(args.source, args, args.method)
     method = raw.get("method", {})
     if yours and isinstance(method, dict) and "name" not in method:
         return _choose(raw, args, console)

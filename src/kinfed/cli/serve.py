@@ -47,7 +47,8 @@ def _serve(args: argparse.Namespace, console: Console) -> None:
         raise UsageError(f"the service needs the package {missing[0]}: pip install 'kinfed[serve]'")
     from ..serving.service import Limits, Service, listen
 
-    token, limits = os.environ.get(TOKEN, "").strip(), call(Limits, override({}, args.overrides), "serve")[0]
+    token = os.environ.get(TOKEN, "").strip()
+    limits = call(Limits, override({}, args.overrides), "serve")[0]
     predictor, method = open_predictor(args.run, args.unknown, args.interval)
     service = Service(predictor, method, token, limits)
     with listen(args.host, args.port, token) as at:

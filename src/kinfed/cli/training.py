@@ -60,7 +60,8 @@ class Bar:
         columns = (BarColumn(30), activity_column(17, console), TimeRemainingColumn())
         self._bar = Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal)
         self._console, self._planned = console, ""
-        self._tells_plan, self._logs = verbose and not quiet, not (quiet or console.is_terminal)
+        self._tells_plan = verbose and not quiet
+        self._logs = not (quiet or console.is_terminal)
         self._spoke = time.monotonic()
         self._task = self._bar.add_task("loading data and model", total=None)
         self._name = ""

@@ -273,7 +273,8 @@ class Client:
             )
             raise UsageError(f"the method trains a part of the model that {why}")
         draw = self._draw(epochs, steps, again=again)
-        optimiser, clip = optimiser or self.training.optimiser, min(clip, self.training.clip)
+        optimiser = optimiser or self.training.optimiser
+        clip = min(clip, self.training.clip)
         return self._trainers.train(self, Request(theta, names, draw, optimiser, penalty, objective, clip))
 
     def pass_over(self, theta: Tensor, batch: Batch) -> dict[str, Tensor]:

@@ -112,7 +112,8 @@ def _span(t: Tensor) -> tuple[int, int]:
 
 def _overlap(first: Tensor, second: Tensor) -> bool:
     """Whether two tensors whose spans overlap have numbers in common, and do not just alternate."""
-    begin, end = min(_span(first)[0], _span(second)[0]), max(_span(first)[1], _span(second)[1])
+    begin = min(_span(first)[0], _span(second)[0])
+    end = max(_span(first)[1], _span(second)[1])
     width = first.element_size()
     if width != second.element_size() or (first.data_ptr() - second.data_ptr()) % width:
         return True

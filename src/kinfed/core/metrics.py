@@ -66,7 +66,8 @@ def scores_by_class(outputs: Tensor, y: Tensor, weight: Tensor, classes: int) ->
     count = of_class.sum(-1)  # [C]
     recall = (of_class * (predicted == y)).sum(-1) / count
     several = (count > 0).sum() > 1
-    least, most = torch.where(real, predicted, predicted.max()).min(), torch.where(real, predicted, 0).max()
+    least = torch.where(real, predicted, predicted.max()).min()
+    most = torch.where(real, predicted, 0).max()
     scores = {
         "balanced_accuracy": weighted_mean(torch.where(count > 0, recall, 0), count > 0),
         "auc": roc_auc(outputs, of_class),
@@ -105,7 +106,8 @@ def r2_score(squared: Tensor, truth: Tensor, weight: Tensor) -> Tensor:
     column, real = weight[:, None], (weight > 0)[:, None]
     middle = (truth * column).sum(0) / column.sum()
     variance = ((truth - middle).square() * column).sum(0) / column.sum()
-    high, low = torch.where(real, truth, -torch.inf).amax(0), torch.where(real, truth, torch.inf).amin(0)
+    high = torch.where(real, truth, -torch.inf).amax(0)
+    low = torch.where(real, truth, torch.inf).amin(0)
     return torch.where(high > low, 1 - squared / variance, torch.nan)
 
 

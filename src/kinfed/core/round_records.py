@@ -38,7 +38,8 @@ class RoundRecords:
     def _find_fault(self, relation: Any) -> str:
         """Why this is no relation; "" if it is one."""
         if isinstance(relation, NeighbourLists):
-            shape, finite = list(relation.shape), all(bool(t.isfinite().all()) for t in relation.tensors.values())
+            shape = list(relation.shape)
+            finite = all(bool(t.isfinite().all()) for t in relation.tensors.values())
         elif isinstance(relation, Tensor):
             shape, finite = list(relation.shape), bool(relation.isfinite().all())
         else:

@@ -424,7 +424,8 @@ def name_extremes(errors: Sequence[float], names: Sequence[str], metric: str) ->
     shown = ", ".join(f"{name} ({_number(error)})" for error, name in ranked[: min(count, 5)])
     more = f" and {count - 5} more" if count > 5 else ""
     whose = "client" if count == 1 else f"{count} clients:"
-    mean, rest = _number(statistics.fmean(descending)), _number(statistics.fmean(descending[count:]))
+    mean = _number(statistics.fmean(descending))
+    rest = _number(statistics.fmean(descending[count:]))
     return f"the mean {metric} of {mean} comes from {whose} {shown}{more}; that of the others is {rest}"
 
 

@@ -203,11 +203,13 @@ class Regression(Settings):
         outputs = self.clamp(outputs.reshape(truth.shape))
         error = outputs - truth
         column, count = weight[:, None], metrics.positive(weight.sum())
-        absolute, squared = (error.abs() * column).sum(0) / count, (error.square() * column).sum(0) / count  # [k]
+        absolute = (error.abs() * column).sum(0) / count
+        squared = (error.square() * column).sum(0) / count  # [k]
         r2 = metrics.r2_score(squared, truth, weight)  # [k]
         defined = ~r2.isnan()
         mean_r2 = torch.where(defined.any(), metrics.weighted_mean(r2.nan_to_num(), defined), torch.nan)
-        deviation, loss = self._scale(outputs)[1], metrics.weighted_mean(self.loss(outputs, y), weight)
+        deviation = self._scale(outputs)[1]
+        loss = metrics.weighted_mean(self.loss(outputs, y), weight)
         if len(self.names) < 2:
             mse = loss * deviation**2
             scores = {"mae": (absolute * deviation).mean(), "rmse": mse.sqrt(), "mse": mse, "r2": mean_r2}

@@ -104,7 +104,8 @@ class FunctionalTrainer:
     def gradient(self, client: Client, theta: Tensor, batch: Batch | Examples, objective: Objective | None) -> Tensor:
         """[d] gradient of the mean loss at theta: [d]; zero on buffers."""
         layout = client.model.layout
-        tensors, moving = client.model.tensors(client.own(theta)), tuple(e.name for e in layout.entries if e.trainable)
+        tensors = client.model.tensors(client.own(theta))
+        moving = tuple(e.name for e in layout.entries if e.trainable)
         moving_grads, _ = _grads(client, tensors, moving, batch, None, objective)
         grads = dict(zip(moving, moving_grads, strict=True))
         return layout.flatten({n: grads[n] if n in grads else torch.zeros_like(t) for n, t in tensors.items()})

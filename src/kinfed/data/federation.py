@@ -154,7 +154,8 @@ class Federation:
         """SHA-1 of examples, client names, task, splits and graph, to detect data that changed between runs."""
         digest = hashlib.sha1(repr((tuple(self.names), self.task)).encode(), usedforsecurity=False)
         held = join_rows(self.rows).values()
-        rows, sizes = [parts.flat for parts in held], torch.stack([parts.sizes for parts in held])
+        rows = [parts.flat for parts in held]
+        sizes = torch.stack([parts.sizes for parts in held])
         links = [] if self.graph is None else [self.graph.weights]
         weights = [] if self.weights is None else [self.weights]
         for values in (_strip_repeats(self.x), _strip_repeats(self.y), sizes, *rows, *links, *weights):
@@ -351,7 +352,8 @@ def divide(
     else:
         stratified = labelled and (dataset.stratify if split.stratify is None else split.stratify)
         rows, fit = split.deal(owned, draws, dataset.y if stratified else None)
-        rows, enough = _trained_on(rows, dataset.y) if stratified and fit.all() else rows, fit.tolist()
+        rows = _trained_on(rows, dataset.y) if stratified and fit.all() else rows
+        enough = fit.tolist()
     if parts:
         enough = [bool(part) for part in parts]
     _check_parts(names, owned, enough, in_order, dataset.blocks is not None)

@@ -77,7 +77,8 @@ class Split(Settings):
         owned = Ragged.join(owned)
         held = owned.sizes
         drawn = self._count_drawn(held)  # [N]
-        order, starts = torch.empty(int(drawn.sum()), dtype=torch.int64), torch.empty(len(held), 2)
+        order = torch.empty(int(drawn.sum()), dtype=torch.int64)
+        starts = torch.empty(len(held), 2)
         end = 0
         for i, (count, size, draw) in enumerate(zip(held.tolist(), drawn.tolist(), draws, strict=True)):
             begin, end = end, end + size
@@ -133,7 +134,8 @@ class Split(Settings):
         rows = self._draw_rows(rows, draw)
         folds = int((1 - self.test) / self.validation + 1e-9) if self.validation else 1
         begin = self.test + self.fold % folds * self.validation
-        test, chosen = lots[rows] < self.test, (lots[rows] >= begin) & (lots[rows] < begin + self.validation)
+        test = lots[rows] < self.test
+        chosen = (lots[rows] >= begin) & (lots[rows] < begin + self.validation)
         parts = {"test": rows[test], "validation": rows[chosen & ~test], "train": rows[~chosen & ~test]}
         enough = all(len(part) for split, part in parts.items() if split != "validation" or self.validation)
         return parts if enough else {}

@@ -155,7 +155,8 @@ class Scaling:
         A data set that has a scale already, as where a run goes on, keeps it.
         """
         if dataset.scale:
-            kept, columns = dataset.scale["targets"]["reading"], dataset.scale.get("covariates")
+            kept = dataset.scale["targets"]["reading"]
+            columns = dataset.scale.get("covariates")
             former = None if columns is None else Description.from_dict(columns)
             return self.scale_by(
                 dataset, float(kept["mean"]), float(kept["deviation"]), self._describe_columns(rows, former)

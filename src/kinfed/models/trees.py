@@ -114,7 +114,8 @@ class Nodes(NamedTuple):
 
     def walk(self, x: Tensor, levels: int) -> list[Tensor]:
         """[T, B] the nodes, in a heap's order, that inputs x: [f, B] reach at level 0, 1, ... and at last `levels`."""
-        holes, column = x.isnan(), self.column.long() + len(x) * (self.lost > 0.5)  # of x with its holes at left, right
+        holes = x.isnan()
+        column = self.column.long() + len(x) * (self.lost > 0.5)  # of x with its holes at left, right
         sides = torch.cat([x.masked_fill(holes, -math.inf), x.masked_fill(holes, math.inf)])
         right = sides.index_select(0, column[:, 0]) > self.threshold[:, :1]
         reached = [torch.zeros_like(right, dtype=torch.int64), right.long() + 1]
@@ -145,7 +146,8 @@ def split_variances(threshold: Tensor, leaf: Tensor) -> Tensor:
     reach = [torch.ones_like(threshold[:, :1])]
     for level in range(int(math.log2(leaf.shape[1]))):
         split = splits[:, (1 << level) - 1 : (2 << level) - 1]
-        left, right = torch.where(split, reach[-1] / 2, reach[-1]), torch.where(split, reach[-1] / 2, 0)
+        left = torch.where(split, reach[-1] / 2, reach[-1])
+        right = torch.where(split, reach[-1] / 2, 0)
         reach.append(torch.stack([left, right], 2).flatten(1))
     for level in range(len(reach) - 2, -1, -1):
         split = splits[:, (1 << level) - 1 : (2 << level) - 1, None]

@@ -114,7 +114,8 @@ def gram(parts: Tensor | Iterable[Tensor], dtype: torch.dtype | None = None) -> 
     for part in [parts] if isinstance(parts, Tensor) else parts:
         count, dtype = len(part), dtype or part.dtype
         width = min(part.shape[1], max(PANEL // count, 4096))
-        even, memory = part.new_full((count,), 1 / count, dtype=dtype), part.new_empty(count * width, dtype=dtype)
+        even = part.new_full((count,), 1 / count, dtype=dtype)
+        memory = part.new_empty(count * width, dtype=dtype)
         with fast_product(memory, count, part.shape[1], count, representative=(count, width, count)):
             for piece in part.split(width, dim=1):
                 panel = memory[: piece.numel()].view(piece.shape).copy_(piece)
@@ -137,7 +138,8 @@ def in_medians(square: Tensor, pairs: Tensor) -> Tensor:
 def _inner(a: Tensor, b: Tensor) -> Tensor:
     if a is not b or len(a) <= BLOCK:
         return a @ b.T
-    result, block = a.new_empty(len(a), len(a)), max(BLOCK, len(a) // 8)  # few rows of many are a slow product
+    result = a.new_empty(len(a), len(a))
+    block = max(BLOCK, len(a) // 8)  # few rows of many are a slow product
     for at in range(0, len(a), block):
         part = a[at : at + block] @ a[at:].T
         result[at:, at : at + block] = part.T

@@ -42,7 +42,8 @@ def nearest_mixtures(inner: Tensor, target: Tensor, linked: Tensor, gamma: float
     rows = ahead = target
     for _ in range(int(50 / narrow) + 1):
         grad = (ahead - itself) @ inner + gamma * (ahead - target)
-        before, rows = rows, project_simplex((ahead - grad / steepest).masked_fill(~linked, -torch.inf))
+        before = rows
+        rows = project_simplex((ahead - grad / steepest).masked_fill(~linked, -torch.inf))
         ahead = rows + (1 - narrow) / (1 + narrow) * (rows - before)
     return rows
 

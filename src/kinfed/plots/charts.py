@@ -155,9 +155,12 @@ def classes_by_client(counts: ArrayLike, class_names: Sequence[str], client_name
             f"the counts of {clients} clients and {classes} classes must be [{clients}, {classes}] and not all zero; "
             f"got {list(counts_by_client.shape)}"
         )
-    client_names, class_names = number_illegible(client_names), number_illegible(class_names)
+    client_names = number_illegible(client_names)
+    class_names = number_illegible(class_names)
     shown, label = sample_clients(clients)
-    clients, client_names, counts_by_client = len(shown), [client_names[i] for i in shown], counts_by_client[shown]
+    clients = len(shown)
+    client_names = [client_names[i] for i in shown]
+    counts_by_client = counts_by_client[shown]
     across = float(np.clip(9 / clients, 0.045, 0.45))
     up = float(np.clip(7 / classes, 0.045, min(0.32, max(0.15, 2 * across))))
     width, height = clients * across, classes * up

@@ -115,18 +115,23 @@ def recall_heatmap(
     NaN, where there are no examples, is grey. Of very many clients some are shown, evenly chosen. Raises UsageError if
     the names do not fit.
     """
-    percent, pooled_percent = 100 * np.asarray(recall, np.float64), 100 * np.asarray(pooled, np.float64)
+    percent = 100 * np.asarray(recall, np.float64)
+    pooled_percent = 100 * np.asarray(pooled, np.float64)
     clients, classes = len(client_names), len(class_names)
     if percent.shape != (clients, classes) or pooled_percent.shape != (classes,):
         raise UsageError(
             f"the recall of {clients} clients and {classes} classes must be [{clients}, {classes}] and [{classes}]; "
             f"got {list(percent.shape)} and {list(pooled_percent.shape)}"
         )
-    client_names, class_names = number_illegible(client_names), number_illegible(class_names)
+    client_names = number_illegible(client_names)
+    class_names = number_illegible(class_names)
     shown, label = sample_clients(clients)
-    clients, client_names, percent = len(shown), [client_names[i] for i in shown], percent[shown]
+    clients = len(shown)
+    client_names = [client_names[i] for i in shown]
+    percent = percent[shown]
     longest = 0.05 + 0.07 * min(LONGEST, max(map(len, client_names)))  # inches that a name takes
-    across, up = float(np.clip(9 / clients, 0.02, max(0.5, longest))), float(np.clip(7 / classes, 0.06, 0.45))
+    across = float(np.clip(9 / clients, 0.02, max(0.5, longest)))
+    up = float(np.clip(7 / classes, 0.06, 0.45))
     first, gap = max(1.0, 0.4 / across), 0.12 / across  # columns that all clients together take, and what parts them
     width, height = (clients + first + gap) * across, classes * up
     figure, axes = page(width + 2.4, height + 1.2 + longest * (across < longest))

@@ -43,7 +43,8 @@ class Distance(Settings):
         rows, others = rows - middle, others - middle
         lengths = lengths_of(layout, rows, by_layer=False).square()[0, :, None]
         if near is None:
-            inner, square = inner_by_layer(rows, others, layout), lengths_of(layout, others, by_layer=False).square()
+            inner = inner_by_layer(rows, others, layout)
+            square = lengths_of(layout, others, by_layer=False).square()
         else:
             inner, square = inner_listed(rows, others, near, layout)
         return -(lengths + square.sum(0) - 2 * inner.sum(0)).clamp(min=0)[None]

@@ -88,10 +88,13 @@ class Drawn(Settings):
         if not 0 < self.count < len(senders) - 1:
             return None, 0.0
         lots = fold(key(roster.seed, "kin.lists", device=mass.device), roster.tags[receivers])
-        lots, itself = fold(lots, turns[receivers]), receivers if len(senders) == len(roster) else None
+        lots = fold(lots, turns[receivers])
+        itself = receivers if len(senders) == len(roster) else None
         heard = (mass[senders] > 0).nonzero().squeeze(1)  # of the others no sketch is looked at
         keys = zeros(len(senders), sketch[0]).index_copy_(0, heard, _directions(sketch[senders[heard]]))
-        queries, tags, base = _directions(sketch[receivers]), roster.tags[senders], mass.log()[senders]
+        queries = _directions(sketch[receivers])
+        tags = roster.tags[senders]
+        base = mass.log()[senders]
         others, often = draw_others(queries, keys, base, self.count, lots, tags, turns.sum(), self.temperature, itself)
         if itself is None:
             return others, often

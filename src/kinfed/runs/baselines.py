@@ -234,7 +234,8 @@ def read(folder: RunFolder) -> list[Baseline]:
     if not folder.baselines.exists():
         return []
     with readable(folder.baselines, "delete it to do without"), safe_open(folder.baselines, "np") as file:
-        entries, arrays = json.loads(file.metadata()["baselines"]), {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+        entries = json.loads(file.metadata()["baselines"])
+        arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
     return [
         Baseline(
             baseline["name"],

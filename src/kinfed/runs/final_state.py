@@ -116,16 +116,12 @@ class StateFile:
             self.how: dict[str, Any] = dict(json.loads(metadata["how"]))
             self.names: list[str] = list(json.loads(metadata["names"]))  # of the clients that its server knows
             self.every_name: list[str] = list(json.loads(metadata["all"]))
-            self.done, self.seconds, self._origin = (
-                int(metadata["done"]),
-                float(metadata["seconds"]),
-                metadata["origin"],
-            )
-            self._text, self._parts, identity = (
-                metadata["history"],
-                list(json.loads(metadata["parts"])),
-                metadata["identity"],
-            )
+            self.done = int(metadata["done"])
+            self.seconds = float(metadata["seconds"])
+            self._origin = metadata["origin"]
+            self._text = metadata["history"]
+            self._parts = list(json.loads(metadata["parts"]))
+            identity = metadata["identity"]
         except FOREIGN as problem:
             raise self._foreign(problem) from None
         if identity != (self.summary.provenance.identity or ""):
@@ -173,7 +169,8 @@ class StateFile:
             facts = theta, layout, arrays["roster.sizes"], training, seed, tags(self.names)
         except FOREIGN as problem:
             raise self._foreign(problem) from None
-        statistics, weights = trees.nest(reported) if reported else (), arrays.get("roster.weights")
+        statistics = trees.nest(reported) if reported else ()
+        weights = arrays.get("roster.weights")
         return Roster(*facts, graph, statistics, round=self.done, rounds=self.done, example_weights=weights)
 
     def server(self, like: Tree) -> Tree:

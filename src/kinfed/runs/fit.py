@@ -147,7 +147,8 @@ def fit(
     if rounds.until:
         checkpointer.keep()
     final = checkpointer.final_state(roster, participation, rounds) if execution.keep_state else None
-    cost, privacy = _sum_cost(checkpointer, fleet, model, history.cost), fleet.describe_privacy(history.cost.taken)
+    cost = _sum_cost(checkpointer, fleet, model, history.cost)
+    privacy = fleet.describe_privacy(history.cost.taken)
     made = TrainedRun(method, federation, model, history, seed, cost, attack, final, privacy)
     return made if rounds.until else check_agreement(made, fleet)  # a paused run is one to go on with
 

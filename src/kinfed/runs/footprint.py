@@ -93,7 +93,8 @@ def footprint(
 
     `method` is as it was given to `fit`; `layout` is of what travels, d numbers of `number` bytes each.
     """
-    cohort, evaluations = max(1, round(share * clients)), -(-rounds.last // rounds.evaluate_every)
+    cohort = max(1, round(share * clients))
+    evaluations = -(-rounds.last // rounds.evaluate_every)
     names, row = list(_names(method)), number * layout.size
     holds = Holds(*map(sum, zip(*(HOLDS[name] for name in names), strict=True)))
     layers = len(layout.layers) if getattr(method, "by_layer", True) else 1

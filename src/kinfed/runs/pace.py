@@ -22,7 +22,9 @@ class Pace:
         """`done` rounds of the run were trained before."""
         self.names = fleet.names
         self._fleet, self._method, self._rounds, self._first = fleet, method, rounds, done
-        self._took, self._begun, self._warned = {"train": 0.0, "evaluate": 0.0}, time.perf_counter(), False
+        self._took = {"train": 0.0, "evaluate": 0.0}
+        self._begun = time.perf_counter()
+        self._warned = False
 
     def train(self, round: int, cohort: Tensor, sent: Tree) -> tuple[Tensor, Tree]:
         """Local training, as of the fleet."""

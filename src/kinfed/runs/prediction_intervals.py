@@ -49,7 +49,8 @@ def _find_of_output(errors: Sequence[Array], level: float) -> Array:
             f"intervals that hold {level:.4g} of all rows need at least {math.ceil(level / (1 - level) - 1e-9)} rows "
             f"of all clients together that were held out; got {rows}, so hold out more"
         )
-    sums, mean = np.array([column.sum() for column in errors]), float(np.concatenate(errors).mean())
+    sums = np.array([column.sum() for column in errors])
+    mean = float(np.concatenate(errors).mean())
     mean = max(mean, float(np.finfo(float).tiny))
     drawn = _spread_between(errors, sums, sizes)
     scales = (drawn * sums + mean) / (drawn * sizes + 1)

@@ -78,7 +78,8 @@ class Answers:
             mean, deviation = (tuple(getattr(target, part) for target in targets) for part in ("mean", "deviation"))
             return cls(names) if plain else cls(names, (), mean, deviation, counts, (), read_bounds(description))
         if len(scales := list(scale.get("targets", {}).values())) == 1:
-            name, count = scale.get("series", {}).get("target", "reading"), summary.data.outputs or 1
+            name = scale.get("series", {}).get("target", "reading")
+            count = summary.data.outputs or 1
             mean, deviation = ((scales[0][part],) * count for part in ("mean", "deviation"))
             return cls((name,)) if plain else cls((name,), (), mean, deviation, False, quantiles)
         if summary.metric.name != Classification.metric:

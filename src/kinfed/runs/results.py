@@ -89,7 +89,8 @@ def write_run(
     `refit`, the same training on all rows, if there is one; all else is of the run.
     """
     names, federation = list(run.federation.names), run.federation
-    summary, layers = run.summary, Sharing.from_method(run.method, run.architecture.layout).layers
+    summary = run.summary
+    layers = Sharing.from_method(run.method, run.architecture.layout).layers
     caution = summary.selection.caution
     folder.write_history(run.history, layers, caution)
     if BESIDE not in folder.path.parts[-3:-1]:  # of a run or one seed of it, with which others are compared
@@ -230,7 +231,9 @@ def draw_history(
     attackers: Sequence[str] = (),
 ) -> None:
     """Draw a run's scores and its relation; `caution` says why its scores are not a fair estimate."""
-    names, metric, out = _mark_attackers(history.names, attackers), history.task.metric, folder.path
+    names = _mark_attackers(history.names, attackers)
+    metric = history.task.metric
+    out = folder.path
     split = "validation" if (history.headline, "validation", metric) in history.scores[0] else "test"
     curves = {name: history.selector.mask(history.curve(name, split, metric)).numpy() for name in history.named_models}
     rounds = np.array(history.rounds) + 1

@@ -328,7 +328,8 @@ class Run:
         for other in others:
             if other.names != self.names or not mine.is_of_the_same_examples(other.by_client):
                 raise not_comparable(self, other)
-        summary, candidates = self.summary, [make_baseline(run, run is fedavg) for run in others]
+        summary = self.summary
+        candidates = [make_baseline(run, run is fedavg) for run in others]
         standard = next(filter(None, (run.standard_baselines[0] for run in (self, *others))), [])
         floor = baselines.floor(
             [[*candidates, *standard]],
@@ -370,7 +371,8 @@ def _read_validation(run: Run) -> dict[str, float]:
     if "validation" not in selected:
         return {}
     rows = run.scores.filter(round=int(selected["round"]), model=selection.chosen)
-    rows, attackers = rows.filter(split="validation", metric=selection.by), list_attackers(run.summary)
+    rows = rows.filter(split="validation", metric=selection.by)
+    attackers = list_attackers(run.summary)
     if len(rows) and rows["client"].to_list() != run.names:
         raise run.folder.not_whole()
     return {name: value for name, value in rows.select("client", "value").iter_rows() if name not in attackers}

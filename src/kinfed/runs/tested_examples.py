@@ -72,7 +72,8 @@ class Tested(NamedTuple):
     @classmethod
     def from_summary(cls, summary: Summary) -> Self:
         """The scores of clients alone."""
-        attackers, scores = list_attackers(summary), summary.clients.by_name(summary.selection.chosen)
+        attackers = list_attackers(summary)
+        scores = summary.clients.by_name(summary.selection.chosen)
         honest = {name: score for name, score in scores.items() if name not in attackers}
         return cls(honest, leaking=bool(summary.selection.caution), attackers=len(attackers))
 

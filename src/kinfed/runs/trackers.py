@@ -89,7 +89,8 @@ class MLflow:
         from mlflow import MlflowClient
         from mlflow.entities import Param
 
-        self._client, self._sending = MlflowClient(os.environ["MLFLOW_TRACKING_URI"]), list[Any]()
+        self._client = MlflowClient(os.environ["MLFLOW_TRACKING_URI"])
+        self._sending = list[Any]()
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "kinfed")
         experiment = self._client.get_experiment_by_name(name)
         under = experiment.experiment_id if experiment else self._client.create_experiment(name)
@@ -240,7 +241,8 @@ class _Feed:
         record = self._read()
         names = names or [*record["trackers"]]
         check(names)
-        self._id, self._sent = record["id"], {**dict.fromkeys(names, 0), **record["trackers"]}
+        self._id = record["id"]
+        self._sent = {**dict.fromkeys(names, 0), **record["trackers"]}
         self._drawn, self._done = 0, 0
         self._history: History | None = None  # as it was last sent
         run = Tracked(self._id, str(folder), folder.path, _settings(folder) if names else {})

@@ -176,7 +176,9 @@ class TrainedRun(Run):
 
     @property
     def by_client(self) -> Tested:
-        tested, federation, scores = Tested.from_summary(self.summary), self.federation, self.score_examples()
+        tested = Tested.from_summary(self.summary)
+        federation = self.federation
+        scores = self.score_examples()
         if not scores:
             return tested
         declared, totals = federation.blocks, federation.totals("test").tolist()
@@ -206,7 +208,9 @@ class TrainedRun(Run):
         if isinstance(task, Classification) and task.reweighted and history.models:  # none where they stay at sites
             modules = map(self.view_model, self.names)
             scores[history.chosen]["reweighted"] = float(reweighted_accuracy(federation, modules).nanmean())
-        relation, attack, sharing = self.relation, None, Sharing.from_method(self.method, self.architecture.layout)
+        relation = self.relation
+        attack = None
+        sharing = Sharing.from_method(self.method, self.architecture.layout)
         if self.attack is not None:
             attack = {
                 "name": type(self.attack).__name__,

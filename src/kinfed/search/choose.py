@@ -251,7 +251,8 @@ def usual_season(federation: Federation) -> int:
     rows = torch.cat(list(federation.rows["train"]))
     rows = rows[:: -(-len(rows) // WINDOWS)]
     task: Any = federation.task
-    readings, y = federation.x[rows][..., 0], (federation.y[rows] - task.mean) / task.deviation
+    readings = federation.x[rows][..., 0]
+    y = (federation.y[rows] - task.mean) / task.deviation
     past = readings.shape[1]
     seasons = range(1, min(past, LONGEST) + 1)
     places = (places_of_season(past, season, y.shape[1]) for season in seasons)
@@ -316,7 +317,8 @@ def candidates(entrants: Sequence[Entrant], arena: Arena) -> list[Candidate]:
                     continue
             else:
                 lr = float(f"{factor * rate:.6g}")
-                full, how = f"{full},lr={lr:g}", replace(how, optimiser=replace(optimiser, lr=lr))
+                full = f"{full},lr={lr:g}"
+                how = replace(how, optimiser=replace(optimiser, lr=lr))
             result[full] = Candidate(full, name, method, how, settings)
     made = list(result.values())
     return [*made[: len(BASES)], *_list_solved(arena), *_list_boosted(arena), *made[len(BASES) :]]
@@ -371,7 +373,8 @@ def carry_out(
     plan = plan_rungs(arena, tried, allowed, folds)
     standings = successive_halving.run(tried, plan, folds, advance, arena.look, on_rung)
     bases, runs, problems = _train_bases(arena, standings, on_begin)
-    ahead, few = successive_halving.winner(standings), sum(map(len, arena.federation.rows["validation"])) < FEW
+    ahead = successive_halving.winner(standings)
+    few = sum(map(len, arena.federation.rows["validation"])) < FEW
     if folds == 1 and not arena.federation.in_order and few and ahead is not None and ahead.candidate.is_solved:
         left = allowed - sum(sum(_count_rounds(standing, arena, folds)) for standing in standings)
         best = _take_best(standings, arena.rounds.count, left)
@@ -494,7 +497,8 @@ def _compare_again(solved: Sequence[Standing], arena: Arena, advance: Advance) -
     for standing in solved:
         entries = [Entry(standing.candidate, fold) for fold in range(DRAWS)]
         standing.problem = next((ended[entry] for entry in entries if entry in ended), standing.problem)
-        standing.rounds, standing.values = count, np.stack([arena.look(entry, count) for entry in entries])
+        standing.rounds = count
+        standing.values = np.stack([arena.look(entry, count) for entry in entries])
     left = [standing for standing in solved if not standing.problem]
     if best := max(left, key=lambda standing: standing.mean, default=None):
         next(standing for standing in left if best.mean - standing.mean <= CLOSE * abs(best.mean)).preferred = True
@@ -521,10 +525,8 @@ def safest(run: TrainedRun, bases: Mapping[str, TrainedRun]) -> dict[str, str]:
     `bases` has those of the two runs that there are. All keep the method's where examples have no scores of their own.
     """
     task, names = run.federation.task, list(run.federation.names)
-    mine, others = (
-        run.score_examples("validation"),
-        {kind: run_of_base.score_examples("validation") for kind, run_of_base in bases.items()},
-    )
+    mine = run.score_examples("validation")
+    others = {kind: run_of_base.score_examples("validation") for kind, run_of_base in bases.items()}
     answers = dict.fromkeys(names, "kin")
     if not mine or not all(others.values()):
         return answers

@@ -21,7 +21,8 @@ from ..runs.footprint import check, footprint
 from ..simulation.devices import pick_device
 from ..simulation.execution import Execution
 
-STATUS, RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")  # where Linux keeps a process's peak
+STATUS = Path("/proc/self/status")
+RESET = Path("/proc/self/clear_refs")  # where Linux keeps a process's peak
 
 
 class Cost(NamedTuple):
@@ -50,11 +51,14 @@ def estimate(experiment: Experiment, federation: Federation, execution: Executio
     """
     device, method, seed = pick_device(execution.device), experiment.method, experiment.seed
     model = model_for(method, experiment.module(federation, seed), None, federation.x.dtype, seed)
-    layout, share = Sharing.from_method(method, model.layout).shared_layout, experiment.participation.share
+    layout = Sharing.from_method(method, model.layout).shared_layout
+    share = experiment.participation.share
     needed = footprint(method, layout, len(federation), share, experiment.rounds, model.theta.element_size())
     check(needed, len(federation), device)
     _reset_peak(device)
-    most, total, few = int(federation.sizes.max()), int(federation.sizes.sum()), experiment.training.batch
+    most = int(federation.sizes.max())
+    total = int(federation.sizes.sum())
+    few = experiment.training.batch
     trials: list[Trial] = []
     spent = 0.0
     while not trials or (trials[-1].examples < total and spent < budget):

@@ -161,7 +161,8 @@ def of_run(saved: Run, data_dir: Path | None, wanted: Sequence[str] = ()) -> lis
         learn = {i: torch.cat([federation.rows[split][i] for split in ("train", "validation")]) for i in new}
         scales = {federation.names[i]: scale_of(columns, cells, rows) for i, rows in learn.items()}
         scaled_columns = replace(columns, clients={**columns.clients, **scales})
-        summary, data = saved.summary, replace(saved.summary.data, columns=scaled_columns.to_dict())
+        summary = saved.summary
+        data = replace(saved.summary.data, columns=scaled_columns.to_dict())
         federation, _ = experiment.everyone(data_dir, seed, dataset, replace(summary, data=data))
     names = [federation.names[i] for i in new]
     wanted = [known_name(name, names) for name in wanted]
@@ -175,7 +176,9 @@ def of_run(saved: Run, data_dir: Path | None, wanted: Sequence[str] = ()) -> lis
         train, validation, test = (federation.rows[split][i] for split in ("train", "validation", "test"))
         weights = None if federation.graph is None else federation.graph.weights
         links = None if weights is None else (weights[i, members], weights[members, i])
-        rows, x, y = _shuffle(torch.cat([train, validation]), saved, name), federation.x, federation.y
+        rows = _shuffle(torch.cat([train, validation]), saved, name)
+        x = federation.x
+        y = federation.y
         result.append(
             Newcomer(name, x, y, rows, test, federation.task, links, scales.get(name, {}), federation.weights)
         )

@@ -67,7 +67,9 @@ class FrozenServer(FinalServer):
     @cached_property
     def bare(self) -> Model:
         """The module as Local and FedAvg train it: without layers that the method adds; beside a choice their own."""
-        beside, experiment, summary = self.saved.folder.reference("fedavg"), self.experiment, self.saved.summary
+        beside = self.saved.folder.reference("fedavg")
+        experiment = self.experiment
+        summary = self.saved.summary
         if beside.is_finished and self.saved.summary.sites is None:
             experiment, summary = config.of_run(beside.config), beside.read_summary()
         return Model(experiment.architecture(summary), dtype=self.model.theta.dtype)
@@ -152,20 +154,16 @@ class FrozenServer(FinalServer):
 
     def trained_alone(self, newcomer: Newcomer, count: int, rounds: int) -> float:
         """The score of a newcomer that learns by itself, for so many rounds."""
-        fleet, here = (
-            self.fleet(self.make_federation(newcomer, count), Local(), self.bare),
-            torch.zeros(1, dtype=torch.int64),
-        )
+        fleet = self.fleet(self.make_federation(newcomer, count), Local(), self.bare)
+        here = torch.zeros(1, dtype=torch.int64)
         for at in range(rounds):
             fleet.train(at, here, ())
         return float(fleet.evaluate(rounds, here, ()).scores["own", "test", self.task.metric][0])
 
     def score_tuned(self, newcomer: Newcomer, count: int, theta: Tensor, model: Model) -> float:
         """The score of a model: [d] after a few epochs on the newcomer's examples, as FedAvg-FT tunes it."""
-        fleet, here = (
-            self.fleet(self.make_federation(newcomer, count), FedAvgFT(), model),
-            torch.zeros(1, dtype=torch.int64),
-        )
+        fleet = self.fleet(self.make_federation(newcomer, count), FedAvgFT(), model)
+        here = torch.zeros(1, dtype=torch.int64)
         sent = FedAvgFT().send(self.roster, FedAvgFT().start(replace(self.roster, theta=theta)), here)
         return float(fleet.evaluate(self.state.done, here, sent).scores["tuned", "test", self.task.metric][0])
 

@@ -79,7 +79,8 @@ def _rule(
     if model.theta.device.type == "cpu":
         if cohort < FEW:
             return "loop", f"with fewer than {FEW} clients in a round there is little to batch"
-        work, what = model.layout.whole.size * min(training.batch, max(clients.sizes["train"])), "large steps"
+        work = model.layout.whole.size * min(training.batch, max(clients.sizes["train"]))
+        what = "large steps"
         if any(isinstance(m, nn.modules.conv._ConvNd) for m in model.module.modules()):
             work, what = work * math.prod(clients.pool.x.shape[2:]), "convolutions"
         if work > WORK:

@@ -83,7 +83,8 @@ class _Padded:
 
     def several(self, ids: Tensor, members: list[int]) -> Rows:
         """at: [k, n] of the clients ids: [k], padded with the client's own rows; members are the ids as integers."""
-        fill, count = torch.arange(max(self._sizes[i] for i in members), device=ids.device), self._counts[ids]
+        fill = torch.arange(max(self._sizes[i] for i in members), device=ids.device)
+        count = self._counts[ids]
         at = self._begins[ids, None] + fill % count[:, None].clamp(min=1)
         return Rows(
             self._flat[at.clamp(max=max(len(self._flat) - 1, 0))], count

@@ -120,7 +120,8 @@ class Evaluator:
 
         def program(client: Client, _: Tree, received: Tree) -> Tensor:
             given = [id(t) for t in (client.model.theta, *tree_leaves(received))]
-            state, models = self._method.init_client(client.restrict()), dict[str, tuple[Tensor, ...]]()
+            state = self._method.init_client(client.restrict())
+            models = dict[str, tuple[Tensor, ...]]()
             for name, personal in self._method.personalise(client.restrict(), state, received).items():
                 models[name], forms[name] = _split_own(name, personal)
             made.extend(t for t in tree_leaves(state) if id(t) != given[0])

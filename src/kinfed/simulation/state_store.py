@@ -95,7 +95,8 @@ class States:
             return self._join(ids) if len(ids) else self._rows(ids)
         if not new.any():
             return self._rows(ids)
-        rows, first = self._rows(ids.masked_fill(new, int(ids[~new][0]))), self._join(ids[new])
+        rows = self._rows(ids.masked_fill(new, int(ids[~new][0])))
+        first = self._join(ids[new])
         return tree_map(lambda table, some: table.index_copy_(0, new.nonzero().squeeze(1), some), rows, first)
 
     def put(self, ids: Tensor, states: Tree, before: Tree) -> None:

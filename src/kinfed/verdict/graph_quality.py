@@ -59,7 +59,9 @@ def group_weights_of_lists(relation: NeighbourLists, groups: Tensor) -> GroupWei
     """The same of lists, without a table of all pairs."""
     labels = _labels(groups).unique(return_inverse=True)[1]
     sizes = torch.bincount(labels).double()
-    sums, itself, count = relation.add_up(labels, len(sizes)), float(relation.own.double().sum()), len(labels)
+    sums = relation.add_up(labels, len(sizes))
+    itself = float(relation.own.double().sum())
+    count = len(labels)
     inside, pairs = float(sums.diagonal().sum()), float(sizes.square().sum())
     outside = float(sums.sum()) - inside
     return GroupWeights(itself / count, _divide(inside - itself, pairs - count), _divide(outside, count**2 - pairs))

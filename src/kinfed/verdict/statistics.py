@@ -104,7 +104,8 @@ def compare_pairs(mine: ArrayLike, others: ArrayLike, higher_is_better: bool, le
     A client's difference is its mean over the seeds that have both scores, so that a client counts once however many
     seeds there are. The test is `signed_ranks`, of the clients that differ. Raises UsageError for shapes that differ.
     """
-    a, b = np.atleast_2d(np.asarray(mine, np.float64)), np.atleast_2d(np.asarray(others, np.float64))
+    a = np.atleast_2d(np.asarray(mine, np.float64))
+    b = np.atleast_2d(np.asarray(others, np.float64))
     if a.shape != b.shape or a.ndim != 2:
         raise UsageError(f"paired scores must have one shape, [S, N]; got {list(a.shape)} and {list(b.shape)}")
     scored = ~np.isnan(a) & ~np.isnan(b)
@@ -115,7 +116,8 @@ def compare_pairs(mine: ArrayLike, others: ArrayLike, higher_is_better: bool, le
     with np.errstate(invalid="ignore"):
         differences = np.where(a == b, 0, a / unit - b / unit) * (1 if higher_is_better else -1)  # [S, N]
         gains = np.nanmean(differences[:, scored.any(0)], 0)  # [n]
-        gain, by_seed = gains.round(SAME), np.nanmean(differences[scored.any(1)], 1).round(SAME)
+        gain = gains.round(SAME)
+        by_seed = np.nanmean(differences[scored.any(1)], 1).round(SAME)
         mean = float(gains.mean())
     if abs(mean) < 0.5 * 10**-SAME:
         mean = 0.0  # the sign of what is left by rounding says nothing
@@ -283,7 +285,8 @@ def _bootstrap(values: Array, level: float) -> tuple[float, float]:
 
     draw, n = np.random.default_rng(0), len(values)
     parts = [values[draw.integers(0, n, (min(1000, RESAMPLES - i), n))].mean(1) for i in range(0, RESAMPLES, 1000)]
-    means, mean = np.concatenate(parts).round(12), values.mean().round(12)  # so that equal means are seen to be
+    means = np.concatenate(parts).round(12)
+    mean = values.mean().round(12)  # so that equal means are seen to be
     bias = special.ndtri(((means < mean).mean() + (means <= mean).mean()) / 2)
     deviations = values - mean
     skew = (deviations**3).sum() / (6 * (deviations**2).sum() ** 1.5)

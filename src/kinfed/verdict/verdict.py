@@ -131,7 +131,8 @@ def judge(
         pooled = None
     pairs_alone = _Pairs.from_scores(mine, alone.scores, names, sign, blocks)
     rows = Blocks(totals=blocks.totals)  # which examples belong together does not move a mean
-    over, between = {"alone": pairs_alone.difference(metric.higher_is_better, alone.rivals)}, None
+    over = {"alone": pairs_alone.difference(metric.higher_is_better, alone.rivals)}
+    between = None
     if pooled is not None:
         pairs = _Pairs.from_scores(mine, pooled.scores, names, sign, rows)
         over["pooled"] = pairs.difference(metric.higher_is_better, pooled.rivals)
@@ -295,7 +296,8 @@ class _Pairs(NamedTuple):
             for mine, others, blocks in zip(self.mine, self.others, self.blocks, strict=True):
                 if not len(mine[i]):
                     continue
-                gain, binary = self.sign * (mine[i] - others[i]), bool(np.isin([mine[i], others[i]], (0, 1)).all())
+                gain = self.sign * (mine[i] - others[i])
+                binary = bool(np.isin([mine[i], others[i]], (0, 1)).all())
                 gains.append(gain.mean())
                 if self.kind.declared or length > 1:
                     gain, binary = self._by_block(gain, blocks[i], length), False
@@ -343,7 +345,8 @@ class _Pairs(NamedTuple):
         if self.single:
             yield "with one score for each client, nobody can say which clients gain"
         elif gain or lose:
-            gains, loses = "gains" if gain == 1 else "gain", "loses" if lose == 1 else "lose"
+            gains = "gains" if gain == 1 else "gain"
+            loses = "loses" if lose == 1 else "lose"
             rest = f"; of {left} there are too few test rows to say" if left else ""
             yield f"by their own test rows {several(gain, 'client')} {gains}, {lose} {loses}{rest}"
         elif not self.differ:

@@ -90,7 +90,8 @@ class Member:
         """The key for one purpose, "box" or "confirm", between this member and another, one way."""
         other = receiver if sender == self.name else sender
         if other not in self._common:
-            common, pair = self._box.exchange(self._listed[other].box), key_agreement.name_pair(sender, receiver, "box")
+            common = self._box.exchange(self._listed[other].box)
+            pair = key_agreement.name_pair(sender, receiver, "box")
             self._common[other] = key_agreement.derive(common, pair, self._transcript, 4)
         place = LENGTH * (2 * (purpose == "confirm") + (sender > receiver))
         return self._common[other][place : place + LENGTH]

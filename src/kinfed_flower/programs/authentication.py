@@ -222,7 +222,8 @@ class Gate:
         """Log what was refused, once a minute, so that strangers cannot fill the disk."""
         self._refused += 1
         if time.monotonic() - self._logged_at >= 60:
-            sender, call = (scope["client"] or ("nobody",))[0], f"{scope['method']} {path!r:.80}"
+            sender = (scope["client"] or ("nobody",))[0]
+            call = f"{scope['method']} {path!r:.80}"
             print(f"refused calls: {self._refused}; the last was {call} from {sender}: {why}", flush=True)
             self._refused, self._logged_at = 0, time.monotonic()
 

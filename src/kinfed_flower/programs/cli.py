@@ -395,7 +395,8 @@ def _log(args: argparse.Namespace, console: Console) -> None:
         if args.json:
             print(to_json(last))
         else:
-            arrow, size = "->" if last["way"] == "sent" else "<-", quantity(last["bytes"], "B")
+            arrow = "->" if last["way"] == "sent" else "<-"
+            size = quantity(last["bytes"], "B")
             held = f"{', '.join(last['holds']) or 'nothing'} ({last['message'][:16]})"
             Literal().print(f"{last['at']} {arrow} {last['peer']} {last['kind']}, {size}: {held}", soft_wrap=True)
             if (says := last.get("says")) and (line := contents.describe_reply(says, {}, None)):

@@ -55,10 +55,8 @@ def _site(node: Mapping[str, Any], run: Mapping[str, Any]) -> Site:
     data = str(node.get("data", ""))
     is_simulated = not data  # so that nobody is there to agree
     if not data and run.get("data") and "partition-id" in node:
-        files, number = (
-            sorted(file for file in Path(str(run["data"])).iterdir() if file.is_file()),
-            node["partition-id"],
-        )
+        files = sorted(file for file in Path(str(run["data"])).iterdir() if file.is_file())
+        number = node["partition-id"]
         if not int(number) < len(files):
             raise UsageError(f"node {number} of the simulation has no file: {run['data']} holds {len(files)}")
         data = str(files[int(number)])

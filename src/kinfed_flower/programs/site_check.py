@@ -48,7 +48,8 @@ class Here:
         return {i: Node("", site.name) for i, site in enumerate(self.sites)}
 
     def push(self, node: int, kind: str, message: Message, seconds: float) -> str:
-        reply, id = self.sites[node].reply(kind, message), f"{len(self._arrived)} {kind} {node}"
+        reply = self.sites[node].reply(kind, message)
+        id = f"{len(self._arrived)} {kind} {node}"
         self._arrived[id] = reply
         if node == 0:
             before = self.left.get(kind, Message({}, {}))

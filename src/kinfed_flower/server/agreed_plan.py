@@ -105,7 +105,8 @@ def fitting(broker: Broker, facts: Fields) -> list[str]:
         elif "agreed" in facts:
             why = why_not(facts["agreed"], greeting)
         else:
-            classes, most = greeting["task"].get("classes", 0), facts["task"].get("classes", 0)
+            classes = greeting["task"].get("classes", 0)
+            most = facts["task"].get("classes", 0)
             why = _explain_misfit(greeting, facts) if classes > most else ""
         if why:
             broker.dismiss(client, why)
@@ -130,7 +131,8 @@ def _explain_misfit(greeting: Fields, facts: Fields) -> str:
             f"these columns are not in both its table and the others': {', '.join(sorted(columns ^ usual))}; "
             f"{', or '.join(fixes)}"
         )
-    series, usual_series = greeting.get("series") or {}, facts.get("series") or facts.get("agreed", {})
+    series = greeting.get("series") or {}
+    usual_series = facts.get("series") or facts.get("agreed", {})
     for name in ("future", "static"):
         if name in series and series[name] != usual_series.get(name, series[name]):
             theirs = ", ".join(usual_series[name]) or "none"
@@ -152,7 +154,8 @@ def _examples(facts: Fields) -> str:
     """What examples are, as a site or the federation says it."""
     agreed = facts.get("agreed", {})
     if "series" in facts or "past" in agreed:
-        past, ahead = agreed.get("past", facts["shape"][0]), agreed.get("horizon", facts["outputs"])
+        past = agreed.get("past", facts["shape"][0])
+        ahead = agreed.get("horizon", facts["outputs"])
         dated = agreed.get("dated", facts.get("series", {}).get("dated"))
         return f"windows of {past} readings with {ahead} ahead and {'dates' if dated else 'numbers'} as times"
     task = facts["task"]

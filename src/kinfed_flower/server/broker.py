@@ -142,7 +142,8 @@ class Broker:
         RunError if too many are silent.
         """
         self._number += 1
-        begin, busy = time.monotonic(), {flight.client for flight in self.traffic.flights.values()}
+        begin = time.monotonic()
+        busy = {flight.client for flight in self.traffic.flights.values()}
         decisive = set(messages) if counted is None else set(counted)
         request = _Request(messages, needed, decisive, problem, begin, messages.keys() & busy, warned=self.deadline)
         self._request = request
@@ -238,7 +239,8 @@ class Broker:
             if flight.client and flight.request == self._number:
                 replies.append((flight.client, reply))
             elif not flight.client:
-                why, member = self.nodes.admit(flight.node, reply, time.monotonic()), self.nodes.online.get(flight.node)
+                why = self.nodes.admit(flight.node, reply, time.monotonic())
+                member = self.nodes.online.get(flight.node)
                 if why and member and member.name:
                     self.problems[member.name] = why
         return replies

@@ -38,7 +38,8 @@ def summarise(
     verdict: Verdict | None = None,
 ) -> Summary:
     """Write the results of a finished run to its folder, and return its summary."""
-    sharing, caution = Sharing.from_method(planned.learning.method, roster.layout), leak(planned.learning.method)
+    sharing = Sharing.from_method(planned.learning.method, roster.layout)
+    caution = leak(planned.learning.method)
     traffic = {name: fleet.broker.traffic.bytes[name] for name in fleet.names}
     out.write_history(history, sharing.layers, caution)
     if _has_scores(history):

@@ -332,7 +332,8 @@ class FlowerFleet:
 
     def _account(self, round: int, cohort: Tensor, ids: list[int]) -> None:
         """Record who replied. A stale client that is back online takes part from the next round on."""
-        replied, accepted = torch.zeros_like(self.state.replied), self.state.accepted.clone()
+        replied = torch.zeros_like(self.state.replied)
+        accepted = self.state.accepted.clone()
         replied[ids] = True
         accepted[ids] = round
         self.notes.skipped = 0 if ids else self.notes.skipped

@@ -135,7 +135,9 @@ class _Run:
         self.began = time.perf_counter()
         self.resumed = self.folder.checkpoint.exists()
         self.facts = json.loads((out / FACTS).read_text()) if self.resumed else agree(planned, broker)
-        shape, outputs, task = tuple(self.facts["shape"]), self.facts["outputs"], plan.read_task(self.facts["task"])
+        shape = tuple(self.facts["shape"])
+        outputs = self.facts["outputs"]
+        task = plan.read_task(self.facts["task"])
         initial = planned.model(shape, outputs, self.facts.get("description"))
         self.task = task
         inner, self.model = divide(planned.learning.method, initial)
@@ -292,7 +294,8 @@ class _Run:
 
     def _end_round(self, round: int, state: Tree) -> None:
         """Save and log a complete round; raises _NewClients if some are waiting."""
-        seconds, rounds = self.seconds_before + time.perf_counter() - self.began, self.rounds.count
+        seconds = self.seconds_before + time.perf_counter() - self.began
+        rounds = self.rounds.count
         spent = seconds - self.at.seconds
         self.at = Progress(round + 1, state, self.fleet.save(), seconds)
         self.history.cost.clock(round, seconds)

@@ -70,10 +70,8 @@ class DryRun:
             client_statistics=(),
             example_weights=equal,
         )
-        both, alone = (
-            weigh(method, pair, pair.everyone),
-            [weigh(method, pair.part(torch.tensor([i])), ALONE) for i in range(2)],
-        )
+        both = weigh(method, pair, pair.everyone)
+        alone = [weigh(method, pair.part(torch.tensor([i])), ALONE) for i in range(2)]
         expected = both.new_tensor([1.0, 1.0]) if equal is not None else torch.cat(alone)
         if not torch.allclose(both / both.sum(), expected / expected.sum()):
             raise UsageError(

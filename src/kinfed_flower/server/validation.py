@@ -60,7 +60,9 @@ def kind(greeting: Fields) -> str:
 
     Of tables it is the names of columns, in any order, as what their examples are is still to be agreed on.
     """
-    task, columns, shape = greeting.get("task", {}), greeting.get("columns") or [], greeting.get("shape")
+    task = greeting.get("task", {})
+    columns = greeting.get("columns") or []
+    shape = greeting.get("shape")
     if (table := greeting.get("table")) is not None:
         return json.dumps(["table", sorted(columns), table["targets"]])
     if (series := greeting.get("series")) is not None:

@@ -154,7 +154,8 @@ class Agreements:
 
     def check(self, table: Table, invitation: Fields) -> None:
         """Raise Withheld unless a run of a plan is agreed to, with this description of the rows."""
-        key, experiment = self._key(table, invitation["experiment"]), invitation["experiment"]
+        key = self._key(table, invitation["experiment"])
+        experiment = invitation["experiment"]
         entry = read_json(locate(self.folder, AGREED)).get(key)
         if entry is None:
             if self.required:
@@ -170,7 +171,8 @@ class Agreements:
     def join(self, planned: Plan, invitation: Fields) -> None:
         """Count that the site joins a run, which from now on has this description of the rows."""
         table, experiment = invitation["table"], invitation["experiment"]
-        agreed, key = read_json(locate(self.folder, AGREED)), self._key(invitation["table"], experiment)
+        agreed = read_json(locate(self.folder, AGREED))
+        key = self._key(invitation["table"], experiment)
         entry = agreed.get(key) or _make_entry(planned, table)
         entry |= {"experiment": experiment, "description": _hash_description(invitation)}
         make_folder(self.folder.parent)

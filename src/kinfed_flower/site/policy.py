@@ -65,7 +65,8 @@ class Policy(Settings):
     def check(self, planned: Plan, table: Table, folder: Path, experiment: str) -> None:
         """Raise Withheld unless the site's rules allow an experiment; `table` is the plan as the server sent it."""
         learning = planned.learning
-        method, model = plugins.short_name(learning.method_name), plugins.short_name(table["model"]["name"])
+        method = plugins.short_name(learning.method_name)
+        model = plugins.short_name(table["model"]["name"])
         for kind, name, allowed in (("method", method, self.methods), ("model", model, self.models)):
             if allowed and name not in allowed:
                 raise Withheld(f"its policy allows the {kind}s {', '.join(allowed)}, not {name}")
@@ -139,7 +140,9 @@ class Policy(Settings):
 
 def passes(learning: Learning, rows: int) -> int:
     """Passes over so many training rows in a round, at most: those that training takes, and those of a method's own."""
-    training, method, batch = learning.training, learning.method, min(learning.training.batch, rows)
+    training = learning.training
+    method = learning.method
+    batch = min(learning.training.batch, rows)
 
     def of_steps(count: int, size: int) -> int:
         return math.ceil(count * min(size, rows) / max(rows, 1))

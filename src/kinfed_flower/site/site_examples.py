@@ -94,7 +94,8 @@ def at_home(data: "SiteData") -> Iterator[None]:
     except UsageError as problem:
         if isinstance(data, SiteArrays) or isinstance(problem, Withheld):  # which say shapes, types and counts
             raise
-        text, columns = str(problem), vars(data)["frame"].columns if "frame" in vars(data) else ()
+        text = str(problem)
+        columns = vars(data)["frame"].columns if "frame" in vars(data) else ()
         column = next((name for name in columns if f", column '{name}': " in text), None)
         where = f", in column '{column}'" if column is not None else ""
         line = re.search(r", line (\d+), column", text)

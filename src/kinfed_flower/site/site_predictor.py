@@ -44,7 +44,8 @@ def predictor_at(folder: Path, interval: float | None = None) -> Predictor:
 
     Raises UsageError if its folder lacks what that needs.
     """
-    client, files = folder.resolve().parent.name, ExperimentFolder(folder.parent, folder.name)
+    client = folder.resolve().parent.name
+    files = ExperimentFolder(folder.parent, folder.name)
     invitation, description = files.invitation(), files.description()
     if invitation is None or description is None:
         raise UsageError(
@@ -97,7 +98,8 @@ def _answers(fields: Fields, description: Description | None, series: Series | N
     """What the outputs mean."""
     task = plan.read_task(fields["task"])
     if series is not None:
-        count, quantiles = fields["outputs"], task.quantiles if isinstance(task, Quantiles) else ()
+        count = fields["outputs"]
+        quantiles = task.quantiles if isinstance(task, Quantiles) else ()
         return Answers((series.target,), (), (series.mean,) * count, (series.deviation,) * count, False, quantiles)
     if description is None:
         return Answers((), tuple(map(str, range(task.classes)))) if isinstance(task, Classification) else Answers()

@@ -110,7 +110,8 @@ class SiteTable(OwnTable):
     def describe_reading(self, fields: Fields, federation: Federation) -> Fields:
         """What new rows need: the description in the names of this file, how this is written, and where it is cut."""
         agreed, description, task = fields["agreed"], description_of(fields), federation.task
-        targets, description = agreed["targets"], replace(description, within=federation.scale.get("within", {}))
+        targets = agreed["targets"]
+        description = replace(description, within=federation.scale.get("within", {}))
         if isinstance(task, Regression) and task.low:
             within = zip(description.targets, task.low, task.high, strict=True)
             within_bounds = tuple(replace(target, bounds=(low, high)) for target, low, high in within)
@@ -145,7 +146,8 @@ class SiteTable(OwnTable):
 
     def _parts(self, used: Codes, labels: Tensor | None, blocks: Tensor | None, split: Split, seed: int) -> Rows:
         """The rows of each split among those used; nothing if they are too few."""
-        rows, draw = torch.arange(len(used)), generator(seed, "split", int(tags([self.name])))
+        rows = torch.arange(len(used))
+        draw = generator(seed, "split", int(tags([self.name])))
         if self._times is None or split.shuffle:
             if blocks is not None and len(used):
                 return split.by_block([rows], blocks, [draw], seed)[0]
@@ -199,7 +201,8 @@ def disclose_column(kind: str, name: str, statistics: Statistics, most: int) -> 
             stacklevel=3,
         )
     # A number that is a category elsewhere is told as one only where it is not that of a few rows.
-    names, least = 0 if kind == NAMES_ROWS else most, 1 if kind == "category" else disclosure.FEWEST
+    names = 0 if kind == NAMES_ROWS else most
+    least = 1 if kind == "category" else disclosure.FEWEST
     return disclosure.to_json(disclosure.coarse(statistics, names, least))
 
 

@@ -68,7 +68,8 @@ def compare(
     values = history.validation()
     selected = {} if values is None else {client: float(values[0])}
     tested = {name: Tested({client: float(np.mean(baseline))}, {client: baseline}) for name, baseline in scores.items()}
-    baselines, problems = [Baseline(LOCAL, False, False, selected, tested["local"])], list[str]()
+    baselines = [Baseline(LOCAL, False, False, selected, tested["local"])]
+    problems = list[str]()
     if len(scores["own"]) == len(rows):  # test examples have scores of their own
         with note_failure(problems, NO_STANDARD):
             standard, left_out = standard_baselines(federation, history.selector.score, pool=False)

@@ -101,7 +101,8 @@ class AuditedTransport:
 
 def _holds(message: Message) -> list[str]:
     """The names of what a message holds; of several clients' those of all, each once."""
-    parts, arrays = message.fields.get("bundle"), [name for name, array in message.arrays.items() if array.numel()]
+    parts = message.fields.get("bundle")
+    arrays = [name for name, array in message.arrays.items() if array.numel()]
     if not isinstance(parts, dict):
         return sorted({*message.fields} - {"client"}) + sorted(arrays)
     names = {name for part in parts.values() if isinstance(part, dict) for name in part} - {"client"}

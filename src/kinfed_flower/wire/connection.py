@@ -89,7 +89,8 @@ class Connection:
             time.sleep(QUICK if quick else SLOW * random.uniform(0.7, 1.3))  # so that many nodes do not call at once
             return None
         self._last = time.monotonic()
-        head, tree = flower.message_from_proto(got.messages_list[0]), got.message_object_trees[0]
+        head = flower.message_from_proto(got.messages_list[0])
+        tree = got.message_object_trees[0]
         try:
             content = self._pull(head.metadata.run_id, tree).content
         except (ValueError, TypeError, KeyError, LookupError, AttributeError) as problem:
@@ -103,7 +104,8 @@ class Connection:
         reply = flower.Message(content, reply_to=arrived.head)
         with flower.no_object_id_recompute():
             reply.metadata.__dict__["_message_id"] = reply.object_id
-            objects, tree = flower.get_all_nested_objects(reply), flower.get_object_tree(reply)
+            objects = flower.get_all_nested_objects(reply)
+            tree = flower.get_object_tree(reply)
             request = flower.PushMessagesRequest(
                 node=self._who,
                 messages_list=[flower.message_to_proto(flower.remove_content_from_message(reply))],
@@ -185,7 +187,9 @@ class Connection:
 
     def _activate(self) -> None:
         """Have the server count on this node, in place of an earlier one of the same site that was killed."""
-        flower, public, begin = self._flower, self._flower.public_key_to_bytes(self._private.public_key()), None
+        flower = self._flower
+        public = self._flower.public_key_to_bytes(self._private.public_key())
+        begin = None
         with suppress(OSError, ValueError, httpx.HTTPError):  # there was none, or it is forgotten
             before = int((self.home / "node.id").read_text())
             self._client.DeactivateNode(flower.DeactivateNodeRequest(node_id=before))

@@ -58,7 +58,8 @@ def make(folder: Path, hosts: Sequence[str], clients: Sequence[str]) -> list[Pat
     certify = bool(hosts) or not (folder / "server.crt").exists()
     if not (folder / "ca.crt").exists():
         if not certify:
-            certify, named = True, list(_read(folder / "server.crt").extensions.get_extension_for_class(_Names).value)
+            certify = True
+            named = list(_read(folder / "server.crt").extensions.get_extension_for_class(_Names).value)
         _make_authority(folder)
         for old in folder.glob("sites/*/ca.crt"):
             write_key(old, (folder / "ca.crt").read_bytes())

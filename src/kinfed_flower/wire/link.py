@@ -14,7 +14,8 @@ from kinfed.errors import RunError
 
 HEADER = b"kinfed-secret"  # of calls that need the secret of the server's own user
 PRESENCE = b"/kinfed/presence"  # when each key last called
-UNKNOWN, STALE = "the key is not a member's", "not signed, or not lately"  # why the gate refuses a site's call
+UNKNOWN = "the key is not a member's"
+STALE = "not signed, or not lately"  # why the gate refuses a site's call
 START = 90.0  # seconds within which a SuperLink that was started must answer
 SILENT = "nobody listens there yet"  # the one problem that time may mend
 _SECURED = "; if its SuperLink uses TLS, give --keys, the folder with ca.crt and key"

@@ -198,7 +198,8 @@ def layout_digest(layout: Layout) -> str:
 
 def problem_with(arrays: dict[str, Tensor], like: dict[str, tuple[str, tuple[int, ...]]]) -> str:
     """What is wrong with named arrays that should have these types and shapes and be finite; empty if nothing is."""
-    missing, extra = sorted(like.keys() - arrays.keys()), sorted(arrays.keys() - like.keys())
+    missing = sorted(like.keys() - arrays.keys())
+    extra = sorted(arrays.keys() - like.keys())
     if missing or extra:
         problems = [f"lacks {', '.join(missing)}"] if missing else []
         problems += [f"also has {', '.join(extra)}"] if extra else []

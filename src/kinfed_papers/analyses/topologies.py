@@ -45,7 +45,8 @@ def topologies(
     rows: list[Row] = []
     for name, folder in folders.items():
         count = int(name.removesuffix("-nodes"))
-        rounds, truth = folder.repeats()[0].read_relations().rounds, torch.arange(count * per_node) // per_node
+        rounds = folder.repeats()[0].read_relations().rounds
+        truth = torch.arange(count * per_node) // per_node
         index = np.stack([rand_by_round(run.read_clusters(), truth).numpy() for run in folder.repeats()])  # [S, T, 2]
         panels[f"{count} nodes"] = index
         rows += _rows(count, rounds, index, every)

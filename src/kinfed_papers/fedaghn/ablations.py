@@ -38,7 +38,8 @@ class Printed(FedAGHN):
 
     def start(self, roster: Roster) -> Server:
         server: Server = super().start(roster)
-        home, sharpness = server.home[:, :1] if self.shared else server.home, server.sharpness
+        home = server.home[:, :1] if self.shared else server.home
+        sharpness = server.sharpness
         return server._replace(
             home=torch.zeros_like(home) if self.without in ("p", "p-q", "self") else home,
             sharpness=(torch.ones_like(sharpness) if self.without in ("q", "p-q") else sharpness)[:, : home.shape[1]],

@@ -43,7 +43,8 @@ class Projected(PFedGAT):
 
     def add_clients(self, roster: Roster, server: Tree, newcomers: Tensor) -> Server:
         wide: Server = super().add_clients(roster, server, newcomers)
-        members, kept = roster.others(newcomers), 1 - len(newcomers) / len(roster)  # so that rows sum to what they did
+        members = roster.others(newcomers)
+        kept = 1 - len(newcomers) / len(roster)  # so that rows sum to what they did
         weights = wide.network.weights.index_put((members[:, None], members), kept * server.network.weights)
         return wide._replace(network=Pairs(weights))
 

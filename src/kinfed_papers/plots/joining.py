@@ -42,7 +42,8 @@ def early_and_late(
             values = scale_metric(lines[label], metric)
             if values.ndim != 2 or values.shape[1] != len(at) or not values.size:
                 raise UsageError(f"{name}, {label}: a line must be [S, {len(at)}]; got {list(values.shape)}")
-            mean, joined = values.mean(0), at > joins if label == "late clients" else np.ones_like(at, dtype=bool)
+            mean = values.mean(0)
+            joined = at > joins if label == "late clients" else np.ones_like(at, dtype=bool)
             axes.fill_between(at, values.min(0), values.max(0), color=colour, alpha=0.12, linewidth=0)
             axes.plot(at[~joined], mean[~joined], ":", color=colour, linewidth=1.5)
             width = 1 if "had they" in label else 1.8

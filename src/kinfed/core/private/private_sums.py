@@ -20,7 +20,8 @@ from ..trees import Axis, Reduction, Tree, axes, pack, read_reductions, unpack
 from .privacy import Privacy, noise_for
 
 ABLE = "'fedavg', 'fedrep', 'ditto' or 'fedavg-ft'"  # methods that error messages name
-CLIENT, MASKED = "privacy.unit='client' protects clients", "privacy.masked=true hides uploads"  # in sums over all
+CLIENT = "privacy.unit='client' protects clients"
+MASKED = "privacy.masked=true hides uploads"  # in sums over all
 
 
 def protects_clients(training: Training) -> bool:

@@ -81,7 +81,8 @@ def sample_batches(client: Client, draw: Draw, lots: Lots) -> Iterator[Batch]:
     """
     shuffler, device = client.shuffler, client.tag.device
     rows, sizes = shuffler.rows, torch.tensor(client.member.sizes, device=device)
-    counter, totals = torch.arange(len(rows.at), device=device), [count_steps(draw, n) for n in client.member.sizes]
+    counter = torch.arange(len(rows.at), device=device)
+    totals = [count_steps(draw, n) for n in client.member.sizes]
     start = key(client.seed, "private", client.round, draw.number, device=device)
     per_epoch = -(-rows.size // draw.size)
     own_steps = per_epoch * draw.epochs if draw.steps is None else torch.full_like(per_epoch, draw.steps)

@@ -210,7 +210,8 @@ def _misfit(text: Text, line: int, row: list[str], first: int, heading: list[str
     filled = (cells for _, cells in islice(_readable(text), 1, None) if any(map(str.strip, cells)))
     good = list(islice(filled, LOOKED_AT))
     usual = Counter(map(len, good)).most_common(1)[0][0]
-    surplus, whole_numbers = len(row) - len(heading), sum(cell.strip().lstrip("+-").isdecimal() for cell in row)
+    surplus = len(row) - len(heading)
+    whole_numbers = sum(cell.strip().lstrip("+-").isdecimal() for cell in row)
     if usual == len(row) and text.separator == "," and len(heading) > 2 and 0 < 2 * surplus <= whole_numbers:
         fix = 'if commas mark decimals too, as in 1,5, export it with semicolons between entries and set decimal=","'
     elif usual != len(heading):  # most lines are like this one

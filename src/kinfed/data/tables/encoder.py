@@ -144,7 +144,9 @@ class Preparation:
                 statistics[name] = of_column(Raw(values, self.texts[name]), kind)
         owners, owner, scale = dataset.owners, dataset.client, self.scale
         if owner is None:  # rows that were dealt to clients who are not their owners
-            owners, owner, scale = ("",), torch.zeros(len(dataset.x), dtype=torch.int64), "federation"
+            owners = ("",)
+            owner = torch.zeros(len(dataset.x), dtype=torch.int64)
+            scale = "federation"
         count, whose = len(owners), owner[rows]
         by_client = ByClient(*moments_by_owner(numbers, whose, count), lambda i: _medians(numbers[:, i], whose, count))
         return describe(self.client, statistics, owners, by_client, scale, self.categories)

@@ -97,7 +97,8 @@ def read_rows(
         what = "lack a value" if drop_missing else f"have no {' or no '.join(targets)}"
         if not usable.any():
             raise UsageError(f"{frame.name}: all {len(usable):,} rows {what}", Fault.TARGET)
-        count, first = f"{int((~usable).sum()):,} of {len(usable):,}", frame.row(int(usable.argmin()))
+        count = f"{int((~usable).sum()):,} of {len(usable):,}"
+        first = frame.row(int(usable.argmin()))
         warnings.warn(f"{frame.name}: {count} rows {what} and were left out (the first: {first})", stacklevel=4)
     return RowExamples(raw, y, usable)
 

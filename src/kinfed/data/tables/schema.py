@@ -198,7 +198,8 @@ class Description:
                 new = np.array([*(word not in column.categories for word in texts), False], bool)
                 rows = np.flatnonzero(new[np.where(np.isnan(values), -1, values).astype(np.int64)])
                 if len(rows):
-                    word, count = texts[int(values[rows[0]])], f"{len(rows):,} of {len(values):,} rows"
+                    word = texts[int(values[rows[0]])]
+                    count = f"{len(rows):,} of {len(values):,} rows"
                     warnings.warn(
                         f"{frame[column.name].place(rows[0])}: '{word}' is in no training row, as in {count}; the "
                         "model treats it as none of the known categories",
@@ -208,7 +209,8 @@ class Description:
     def _answers(self, frame: Frame) -> Tensor:
         """y of a table's rows; raises UsageError where one is missing or of no known class."""
         if self.targets[0].classes:
-            name, classes = self.targets[0].name, [name_of(label) for label in self.targets[0].classes]
+            name = self.targets[0].name
+            classes = [name_of(label) for label in self.targets[0].classes]
             texts = frame[name].text()
             places = texts.find_places(classes)
             if (places < 0).any():

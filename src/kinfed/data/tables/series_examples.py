@@ -54,7 +54,8 @@ def cut_series(
     grid = Grid(rows, held.who[rows], place, (len(held.names), len(clock.steps)))
     readings, covariates = grid.lay_out(frame[series.target].numbers()), None
     if series.kinds:
-        cells, steps = cells_of(frame, series.kinds, series.static, grid, held.names), torch.from_numpy(clock.steps)
+        cells = cells_of(frame, series.kinds, series.static, grid, held.names)
+        steps = torch.from_numpy(clock.steps)
         covariates = Covariates(series.client, held.names, series.kinds, cells, steps, series.future, scale, categories)
         for line in describe_faults(frame, covariates, grid, readings, series.past):
             warnings.warn(line, stacklevel=5)
@@ -80,7 +81,8 @@ def cut_series(
     dataset = replace(dataset, time=dataset.time + series.past, span=windows.horizon, past=series.past)
     if not group:
         return dataset
-    blocks, shape = read_blocks(frame, group, rows).numpy(), (len(held.names), len(clock.steps))
+    blocks = read_blocks(frame, group, rows).numpy()
+    shape = (len(held.names), len(clock.steps))
     laid = (len(frame) + 1 + np.arange(math.prod(shape))).reshape(shape)  # a reading without a row is by itself
     laid[held.who[rows], place] = blocks
     first = torch.from_numpy(laid.reshape(-1)[series.past :][: len(dataset.y)].copy())

@@ -229,7 +229,8 @@ class MixedModel(Method, Explains, Advises, Solves):
             return self.generalise().personalise(client, received)
         layout = client.model.layout
         coefficients, covariance = self.predict_effects(state, received, coefficients_of(layout, received.theta)[:, 0])
-        mixed, fixed = model_of(layout, received.theta, coefficients[None, :, None])[0], received.theta
+        mixed = model_of(layout, received.theta, coefficients[None, :, None])[0]
+        fixed = received.theta
         return {
             "mixed": Personal(mixed, covariance.to(mixed.dtype)),
             "fixed": Personal(fixed, received.uncertainty.to(fixed.dtype)),

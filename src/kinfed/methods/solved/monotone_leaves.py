@@ -59,7 +59,8 @@ def order_leaves(leaf: Tensor, weight: Tensor, nodes: Nodes, signs: Tensor) -> T
     below which none of the other, because isotonic regression within bounds is that without them, cut off at them.
     """
     reached = find_reached(nodes)[..., None].to(leaf)
-    weight, signs = weight.to(leaf).expand_as(leaf) * reached, sign_splits(nodes, signs).to(leaf)
+    weight = weight.to(leaf).expand_as(leaf) * reached
+    signs = sign_splits(nodes, signs).to(leaf)
     for level in range(int(math.log2(leaf.shape[1])) - 1, -1, -1):
         sign = signs[:, (1 << level) - 1 : (2 << level) - 1, None]  # [T, S, 1, k]
         sides, heavy, there = (

@@ -570,7 +570,8 @@ def step_length(server: Server, before: Sums, after: Sums, cohort: Tensor) -> fl
     ends = (before, server.at, server.centre_at), (after, server.coefficients, server.centre)
     outputs = range(server.centre.shape[1])
     scale = torch.stack([_scale(after, k, squared=False) for k in outputs], 1)  # [f, k]
-    move, shift = (server.coefficients - server.at)[cohort], server.centre - server.centre_at
+    move = (server.coefficients - server.at)[cohort]
+    shift = server.centre - server.centre_at
     slopes = []
     for sums, coefficients, centre in ends:
         away = (coefficients - centre - server.kin)[cohort] / server.spread

@@ -241,7 +241,9 @@ class PersonalBoosting(Method, Explains, Advises, Solves):
     def _correct(self, client: Client, state: Tree, received: Tree) -> tuple[Tensor, Own]:
         """[n, k] the outputs for the client's training rows, and its state, when all finished trees are corrected."""
         x, y, real = client.data
-        tensors, where, real = client.model.layout.tensors(received.theta), _inputs(client, x), real.double()
+        tensors = client.model.layout.tensors(received.theta)
+        where = _inputs(client, x)
+        real = real.double()
         outputs = torch.nn.functional.linear(x.flatten(1), tensors["head.weight"], tensors["head.bias"])
         finished, leaf = int(received.finished), tensors["leaf"]
         at = _nodes(tensors, 0, finished).find_leaf(where, _depth(tensors))  # [T', n]
@@ -292,7 +294,8 @@ def leaf_sums(slope: Tensor, curvature: Tensor, real: Tensor, at: Tensor, count:
     curvature = curvature.expand_as(slope)
     total, weight = _sums_by_leaf(slope, at, count), _sums_by_leaf(curvature, at, count)
     square = _sums_by_leaf(slope.square() / curvature.clamp(min=TINY), at, count)
-    there, rows = (weight > 0).double(), _sums_by_leaf(((curvature > 0) * real[:, None]).double(), at, count)
+    there = (weight > 0).double()
+    rows = _sums_by_leaf(((curvature > 0) * real[:, None]).double(), at, count)
     return torch.stack([total, weight, square, total.square() / weight.clamp(min=TINY), weight.square(), there, rows])
 
 

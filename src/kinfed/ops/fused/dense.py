@@ -77,7 +77,8 @@ class Linear:
     """nn.Linear: one batched product serves all clients of a block."""
 
     def __init__(self, module: nn.Linear, path: str) -> None:
-        self.weight, self.bias = f"{path}weight", f"{path}bias" if module.bias is not None else ""
+        self.weight = f"{path}weight"
+        self.bias = f"{path}bias" if module.bias is not None else ""
         self.names: tuple[str, ...] = (self.weight, self.bias) if self.bias else (self.weight,)
 
     def forward(self, tensors: Named, x: Tensor, before: Any = None) -> tuple[Tensor, Tensor]:

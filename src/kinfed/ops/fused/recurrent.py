@@ -144,7 +144,9 @@ class _GRU:
     def move(self, run: _Run, step: Step) -> None:
         """Move the layer's tensors, after `backward` of all steps."""
         read, recall, b, c = self.names
-        h, x, (rzq, n) = self._width, run.x.flatten(1, 2), (gate.flatten(1, 2) for gate in run.gates)
+        h = self._width
+        x = run.x.flatten(1, 2)
+        (rzq, n) = (gate.flatten(1, 2) for gate in run.gates)
         total = rzq.sum(1, keepdim=True)
         for rows, g, sum in ((slice(2 * h), rzq[..., : 2 * h], total[..., : 2 * h]), (slice(2 * h, None), n, n)):
             step.descend_product(read, g, x, rows)
@@ -191,7 +193,8 @@ class Forecaster:
         for t in range(self._outputs):
             ahead[:, t, :, 1:] = clock
             clock = (clock + tick) % 1
-        decoder, column = self._decoder.begin(tensors, ahead, second, state), self._decoder.column(tensors)
+        decoder = self._decoder.begin(tensors, ahead, second, state)
+        column = self._decoder.column(tensors)
         value, forecasts = x[:, :, -1, :1], []
         for t in range(self._outputs):
             self._decoder.feed(column, decoder, t, value)

@@ -46,7 +46,8 @@ class Counterfactual:
         if relation is None or sent is None:
             raise UsageError(f"what {summary.method} sends is no mixture of models")
         self.row = relation[..., client, :] if isinstance(relation, Tensor) else relation.row(client)
-        mixed, most = self.mixture(self.row), TOLERANCE * max(1.0, float(sent[0].abs().max()))
+        mixed = self.mixture(self.row)
+        most = TOLERANCE * max(1.0, float(sent[0].abs().max()))
         if mixed.shape != sent[0].shape or bool((mixed - sent[0]).abs().max() > most):
             raise UsageError(
                 f"the clients' last models, mixed by these weights, are not what {summary.method} sends to this client"

@@ -26,7 +26,8 @@ Array = NDArray[Any]
 TOP = 5  # sources that are listed
 ROUNDS = 4  # rounds that are listed, beside the selected one
 ITSELF, AS_IT_IS = "itself", "as it is"
-MOVED, APART = "cosine of how far the saved models moved from the initial one", "distance of the saved models"
+MOVED = "cosine of how far the saved models moved from the initial one"
+APART = "distance of the saved models"
 NOT_MEASURED = "the score without an edge is not measured"
 
 

@@ -62,7 +62,9 @@ def page(paths: Sequence[Path]) -> str:
     )
     made = {"version": __version__, "written": time.strftime("%Y-%m-%d %H:%M")}
     front = front_of(paths[0]) if len(paths) == 1 else None
-    template, runs, refused = environment.get_template("run.html"), list[dict[str, Any]](), list[str]()
+    template = environment.get_template("run.html")
+    runs = list[dict[str, Any]]()
+    refused = list[str]()
     for part in [Part("", paths)] if front is None else front.parts:
         try:
             context = _part(part, len(front.parts) if front else 1)
@@ -174,7 +176,8 @@ def _commands(gathered: Gathered) -> Iterator[tuple[str, str]]:
 
 def _verdict(gathered: Gathered) -> dict[str, Any] | None:
     """The verdict on the run that is judged; it says so where the page has chosen it among several."""
-    row, places = gathered.rows[gathered.main], (gathered.find_method("local"), gathered.find_method("fedavg"))
+    row = gathered.rows[gathered.main]
+    places = (gathered.find_method("local"), gathered.find_method("fedavg"))
     if row.verdict is None or gathered.candidates < 2 or row.verdict["candidates"] > 1 or places[0] is None:
         return row.verdict
     local, fedavg = (None if i is None else gathered.rows[i].by_seed for i in places)

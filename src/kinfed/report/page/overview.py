@@ -95,7 +95,8 @@ def _newcomers(path: Path) -> Front:
     if not lines:
         raise UsageError(f"{path / 'onboarding.csv'} has no newcomer")
     summary = RunFolder(path).read_summary() if RunFolder(path).is_finished else None
-    higher, share = summary is None or summary.metric.higher_is_better, summary is not None and summary.metric.is_share
+    higher = summary is None or summary.metric.higher_is_better
+    share = summary is not None and summary.metric.is_share
     method = summary.method if summary is not None else lines[0]["model"]
     names, clients = (list(dict.fromkeys(line[key] for line in lines)) for key in ("model", "client"))
     by_shots: dict[str, set[str]] = {}

@@ -363,7 +363,8 @@ def _frame(parts: Parts, relation: Array | NeighbourLists) -> dict[str, str]:
     """A relation as its links, row by row: where each row begins, its columns and weights; and own weights."""
     if isinstance(relation, NeighbourLists) and parts.labels is None:
         itself = torch.arange(len(relation))[:, None]
-        near, weights = relation.near.long(), relation.weights.masked_fill(relation.near == itself, 0.0)
+        near = relation.near.long()
+        weights = relation.weights.masked_fill(relation.near == itself, 0.0)
         strongest = weights.topk(min(STRONGEST, weights.shape[1])).indices.sort(1).values
         weights, near = weights.gather(1, strongest), near.gather(1, strongest)
         linked = weights != 0

@@ -173,7 +173,8 @@ def verdict_on(
     candidates: int = 1,
 ) -> Verdict | None:
     """The verdict on a row's runs, over the baselines of `floor_of`."""
-    against, mine = floor_of(row, seeds, local, fedavg, rows), [row.by_seed[seed].by_client for seed in seeds]
+    against = floor_of(row, seeds, local, fedavg, rows)
+    mine = [row.by_seed[seed].by_client for seed in seeds]
     return baselines.verdict(row.method, row.metric, mine, against, candidates=candidates, saved=row.method)
 
 

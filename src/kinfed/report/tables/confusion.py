@@ -43,7 +43,8 @@ def _grid(name: str, row: Row, client: str | None, number: int | None) -> Grid:
         for tested_client, truth, predicted, examples in read_confusion(folder.confusion):
             counts[truth, predicted] += examples * (tested_client in whose)
     classes = row.runs[0].folder.read_clients().get("classes") or sorted({label for pair in counts for label in pair})
-    total, right = sum(counts.values()), sum(number for (truth, taken), number in counts.items() if truth == taken)
+    total = sum(counts.values())
+    right = sum(number for (truth, taken), number in counts.items() if truth == taken)
     who = f"client {client}" if client is not None else "all clients"
     notes = [f"{right:,} of {several(total, 'test example')} right; rows: the class, columns: what it was taken for"]
     if len(row.runs) > 1:

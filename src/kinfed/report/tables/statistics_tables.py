@@ -49,7 +49,8 @@ def pair_grids(comparison: Comparison) -> list[Grid]:
 
 def _tabulate_means(stats: Statistics, refused: Sequence[str]) -> Grid:
     """Means and intervals of runs, the best and the worst tenth of their clients, and how many gain and lose."""
-    rows, pairs = stats.rows, {pair.name: pair.comparison for pair in stats.families.get(ALONE, ())}
+    rows = stats.rows
+    pairs = {pair.name: pair.comparison for pair in stats.families.get(ALONE, ())}
     shown = _Score(rows[0])
     lines, records, whys = [], [], dict[str, list[str]]()
     for run in stats.runs:

@@ -160,7 +160,8 @@ def _target(federation: Federation, reader: TableReader) -> str:
     if not isinstance(federation.task, Classification):
         return f"{named}: {_numbers(federation, reader)}"
     counts = federation.class_counts().sum(0)
-    order, shares = counts.argsort(descending=True, stable=True).tolist(), (100 * counts / counts.sum()).tolist()
+    order = counts.argsort(descending=True, stable=True).tolist()
+    shares = (100 * counts / counts.sum()).tolist()
     called = [f"{federation.class_names[c]} ({shares[c]:.0f} %)" for c in order]
     few = len(called) <= SHOWN
     listed = (
@@ -211,7 +212,8 @@ def _inputs(federation: Federation, reader: TableReader) -> str:
         text = f"the last {last} of `{reader.targets[0]}`, to predict the next {reader.horizon}"
         return text + _describe_covariates(Series.of_scale(federation.scale))
     kinds = _by_kind(federation)
-    numbers, by_client = kinds["number"], list(next(iter(federation.scale.get("clients", {}).values()), {}))
+    numbers = kinds["number"]
+    by_client = list(next(iter(federation.scale.get("clients", {}).values()), {}))
     whose = "all clients' training rows" if len(by_client) < len(numbers) else "each client's training rows"
     text = f"{several(len(numbers), 'column')} ({list_names(numbers)}), scaled to mean 0 and deviation 1 over {whose}"
     if by_client and len(by_client) < len(numbers):
@@ -288,7 +290,8 @@ def _split(experiment: Experiment, federation: Federation, reader: TableReader) 
 
 
 def _model(experiment: Experiment, federation: Federation) -> str:
-    name, hidden = experiment.table["model"]["name"], experiment.table["model"].get("hidden")
+    name = experiment.table["model"]["name"]
+    hidden = experiment.table["model"].get("hidden")
     count = sum(p.numel() for p in experiment.module(federation, experiment.seed).parameters())
     inputs = federation.x[0].numel()
     widths = [hidden] if isinstance(hidden, int) else hidden
@@ -350,7 +353,8 @@ def _warnings_of_columns(federation: Federation, reader: TableReader) -> list[st
         ]
         if rare:
             lines.append(f"few of the {len(counts):,} clients have these classes: {list_names(rare)}")
-        largest, share = int(counts.sum(0).argmax()), float(counts.sum(0).max() / counts.sum())
+        largest = int(counts.sum(0).argmax())
+        share = float(counts.sum(0).max() / counts.sum())
         if share > MOSTLY:
             lines.append(
                 f"{100 * share:.0f} % of rows are '{federation.class_names[largest]}', so accuracy says little; "
@@ -412,7 +416,8 @@ def _warnings_of_missing(federation: Federation, rows: torch.Tensor, who: torch.
 
 def _warnings_of_units(federation: Federation, numbers: Mapping[str, torch.Tensor], who: torch.Tensor) -> list[str]:
     """The clients at which a number is so much larger or smaller than at most that it may be in another unit."""
-    lines, rows = list[str](), torch.bincount(who, minlength=len(federation)).clamp(min=1)  # [N]
+    lines = list[str]()
+    rows = torch.bincount(who, minlength=len(federation)).clamp(min=1)  # [N]
     for name, values in numbers.items():
         squares = torch.zeros(len(federation), dtype=torch.float64).index_add_(0, who, values.square())
         sizes = (squares / rows).sqrt()
@@ -455,7 +460,8 @@ def _numbers_of(
 
 def _read(federation: Federation, rows: torch.Tensor, who: torch.Tensor, column: int, name: str) -> torch.Tensor:
     """[n] an input of these rows as it is in the file, up to rounding; `who` says whose they are."""
-    by_client, values = federation.scale.get("clients", {}), federation.x[:, column][rows].double()
+    by_client = federation.scale.get("clients", {})
+    values = federation.x[:, column][rows].double()
     scales = [by_client.get(client, {}).get(name, federation.scale["inputs"][name]) for client in federation.names]
     mean, deviation = (torch.tensor([scale[key] for scale in scales]).double() for key in ("mean", "deviation"))
     return values * deviation[who] + mean[who]

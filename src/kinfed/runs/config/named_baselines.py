@@ -45,7 +45,8 @@ def _read_baseline(item: Any) -> tuple[NamedBaseline, dict[str, Any]]:
             f"{WHERE} are estimators such as lightgbm:LGBMRegressor or mine.py:Model, or tables of a name and "
             f"settings; got {item!r:.80}"
         )
-    name, settings = table["name"], {key: value for key, value in table.items() if key != "name"}
+    name = table["name"]
+    settings = {key: value for key, value in table.items() if key != "name"}
     part = plugins.load(name, WHERE)
     if not callable(part):
         raise UsageError(f"{WHERE}: '{name}' is not a class or function that makes an estimator")

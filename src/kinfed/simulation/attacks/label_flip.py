@@ -21,7 +21,8 @@ class LabelFlip(Attack):
             raise UsageError("attack: labels of a single class cannot be flipped; choose another attack")
         made, marks = {}, tags(federation.names).tolist()
         for i in attackers.nonzero().squeeze(1).tolist():
-            rows, draw = federation.rows["train"][i], generator(seed, "label_flip", marks[i])
+            rows = federation.rows["train"][i]
+            draw = generator(seed, "label_flip", marks[i])
             x, y = federation.x[rows], federation.y[rows]
             if isinstance(federation.task, Classification):
                 classes = federation.task.classes
