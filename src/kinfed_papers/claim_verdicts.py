@@ -7,6 +7,7 @@ nothing is compared with it; nor is a score of another protocol than the paper's
 """
 
 import csv
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -330,18 +331,17 @@ def _falls(claim: Claim, world: World, metrics: Sequence[str]) -> Iterator[Compa
     families: dict[str, dict[str, str]] = {}
     for place, (_, setting) in world.places.items():
         families.setdefault(place.replace(", ", "/").partition("/")[0], {})[setting] = place
-    for at in families.values():
-        for metric in [
-            metric_of_table for metric_of_table in metrics if not claim.metrics or metric_of_table in claim.metrics
-        ]:
-            for before, after in zip(claim.falling, claim.falling[1:], strict=False):
-                for earlier in before.split("|"):
-                    for other in after.split("|"):
-                        first, second = (
-                            world.numbers.get((at.get(setting, ""), claim.method, metric), {})
-                            for setting in (earlier, other)
-                        )
-                        spread = deviation(claim.table, metric)
-                        fall = compare(f"from {earlier} to {other}", metric, first, second, deviation=spread)
-                        runs = [(at[setting], claim.method) for setting in (earlier, other) if setting in at]
-                        yield _leave_untrained(fall, world, *runs)
+    measured = [metric for metric in metrics if not claim.metrics or metric in claim.metrics]
+    steps = [
+        (earlier, later)
+        for before, after in itertools.pairwise(claim.falling)
+        for earlier, later in itertools.product(before.split("|"), after.split("|"))
+    ]
+    for places, metric, (earlier, later) in itertools.product(families.values(), measured, steps):
+        first, second = (
+            world.numbers.get((places.get(setting, ""), claim.method, metric), {}) for setting in (earlier, later)
+        )
+        spread = deviation(claim.table, metric)
+        fall = compare(f"from {earlier} to {later}", metric, first, second, deviation=spread)
+        runs = [(places[setting], claim.method) for setting in (earlier, later) if setting in places]
+        yield _leave_untrained(fall, world, *runs)

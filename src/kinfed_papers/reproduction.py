@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean, stdev
@@ -126,6 +126,24 @@ class Line(NamedTuple):
     def difference(self) -> float | None:
         """Our mean minus the paper's."""
         return None if self.mean is None or self.paper is None else self.mean - self.paper.mean
+
+
+@dataclass
+class Measured:
+    """What the runs of a cell have, by metric."""
+
+    status: str  # why it is not complete, or empty
+    values: dict[str, dict[int, float]] = field(default_factory=lambda: defaultdict(dict))  # by seed
+    deviations: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))  # over clients, of each seed
+    seconds: list[float] = field(default_factory=list)  # of each run
+    flags: list[str] = field(default_factory=list)
+
+    def add(self, metric: str, seed: int, scores: Mapping[str, float]) -> None:
+        """Add the scores of a run."""
+        measure = MEASURES[metric]
+        self.values[metric][seed] = measure.times * scores[measure.of]
+        if measure.deviation in scores:
+            self.deviations[metric].append(measure.times * scores[measure.deviation])
 
 
 @dataclass(frozen=True)
@@ -353,40 +371,14 @@ class Reproduction:
 
     def _lines(self, cell: Cell, failed: Mapping[str, str]) -> list[Line]:
         column, row = cell.column, cell.row
-        flags = self._flags_before_runs(cell)
-        status, seconds = cell.problem, list[float]()
-        values: dict[str, dict[int, float]] = defaultdict(dict)
-        clients: dict[str, list[float]] = defaultdict(list)
-        metrics = self.protocol.metrics(column)
         if column.mean_of:
-            parts = [self._lines(self.cell(row, self.protocol.columns[name]), failed) for name in column.mean_of]
-            for metric, *lines in zip(metrics, *parts, strict=True):
-                flags += [flag for line in lines for flag in line.flags]
-                shared = set.intersection(*(set(line.by_seed) for line in lines))
-                seeds = [seed for seed in lines[0].by_seed if seed in shared]
-                values[metric] = {seed: fmean(line.by_seed[seed] for line in lines) for seed in seeds}
-            status = status or next((line.status for lines in parts for line in lines if line.status), "")
-        elif not status:
-            folders = self.finished_runs(cell)
-            broken = [why for folder, why in failed.items() if Path(folder).parent == self.folder(row, column)]
-            for seed, folder in folders.items():
-                with note_failure(broken, f"seed {seed} cannot be read"):
-                    summary = folder.read_summary()
-                    by_metric = _read_scores(folder, cell, metrics)
-                    for metric, scores in by_metric.items():
-                        measure = MEASURES[metric]
-                        values[metric][seed] = measure.times * scores[measure.of]
-                        if measure.deviation in scores:
-                            clients[metric].append(measure.times * scores[measure.deviation])
-                    seconds.append(summary.cost.seconds)
-                    flags += _flags(cell, summary) + twins.flag_shared_run(
-                        self.folder(row, column) / f"seed-{seed}", folder.path
-                    )
-            if broken:
-                status = f"failed: {broken[0]}"
-            elif len(folders) < self.count:
-                status = f"{len(folders)} of {self.count} seeds" if folders else "not run"
-        if self.scale < 1 and any(values.values()):
+            measured = self._mean_of_columns(cell, failed)
+        elif cell.problem:
+            measured = Measured(cell.problem)
+        else:
+            measured = self._read_runs(cell, failed)
+        flags = self._flags_before_runs(cell) + measured.flags
+        if self.scale < 1 and any(measured.values.values()):
             flags.append(f"scaled {self.scale:g}")
         return [
             Line(
@@ -394,14 +386,47 @@ class Reproduction:
                 row,
                 metric,
                 self.protocol.numbers.get((column.dataset, column.setting, row.printed, metric)),
-                values[metric],
-                fmean(clients[metric]) if clients[metric] else None,
+                measured.values[metric],
+                fmean(measured.deviations[metric]) if measured.deviations[metric] else None,
                 tuple(dict.fromkeys(flags)),
-                status,
-                fmean(seconds) if seconds else None,
+                measured.status,
+                fmean(measured.seconds) if measured.seconds else None,
             )
-            for metric in metrics
+            for metric in self.protocol.metrics(column)
         ]
+
+    def _mean_of_columns(self, cell: Cell, failed: Mapping[str, str]) -> Measured:
+        """The means of a row over the columns that this one is a mean of, by seeds that all of them have."""
+        columns = [self.protocol.columns[name] for name in cell.column.mean_of]
+        parts = [self._lines(self.cell(cell.row, column), failed) for column in columns]
+        missing = next((line.status for lines in parts for line in lines if line.status), "")
+        measured = Measured(cell.problem or missing)
+        for metric, *lines in zip(self.protocol.metrics(cell.column), *parts, strict=True):
+            measured.flags += [flag for line in lines for flag in line.flags]
+            shared = set.intersection(*(set(line.by_seed) for line in lines))
+            seeds = [seed for seed in lines[0].by_seed if seed in shared]
+            measured.values[metric] = {seed: fmean(line.by_seed[seed] for line in lines) for seed in seeds}
+        return measured
+
+    def _read_runs(self, cell: Cell, failed: Mapping[str, str]) -> Measured:
+        """What the finished runs of a cell have, seed by seed."""
+        place = self.folder(cell.row, cell.column)
+        folders = self.finished_runs(cell)
+        broken = [why for folder, why in failed.items() if Path(folder).parent == place]
+        measured = Measured("")
+        for seed, folder in folders.items():
+            with note_failure(broken, f"seed {seed} cannot be read"):
+                summary = folder.read_summary()
+                for metric, scores in _read_scores(folder, cell, self.protocol.metrics(cell.column)).items():
+                    measured.add(metric, seed, scores)
+                measured.seconds.append(summary.cost.seconds)
+                measured.flags += _flags(cell, summary)
+                measured.flags += twins.flag_shared_run(place / f"seed-{seed}", folder.path)
+        if broken:
+            measured.status = f"failed: {broken[0]}"
+        elif len(folders) < self.count:
+            measured.status = f"{len(folders)} of {self.count} seeds" if folders else "not run"
+        return measured
 
     def _flags_before_runs(self, cell: Cell) -> list[str]:
         """The flags that a cell has before anything is run."""

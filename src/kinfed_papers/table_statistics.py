@@ -8,7 +8,7 @@ import numpy as np
 from kinfed.core.summary import ClientScores, Summary
 from kinfed.errors import note_failure
 from kinfed.report.tables.compare import Comparison, verdicts
-from kinfed.report.tables.run_rows import Array, Row, make_row
+from kinfed.report.tables.run_rows import Array, Row, make_row, replace_federation
 from kinfed.runs.run import Run
 from kinfed.runs.run_folder import RunFolder
 from kinfed.verdict.statistics import is_share, kendall
@@ -74,9 +74,9 @@ def _row(made: Reproduction, name: str, column: Column, measure: Measure) -> lis
         return []
     assert cell.experiment is not None
     federation = cell.experiment.table["federation"]  # in which all are alike, however old a summary is
-    row = make_row(
-        RunFolder(made.folder(cell.row, column)), list(map(Run, folders.values())), federation, cell.row.score
-    )
+    runs = list(map(Run, folders.values()))
+    replace_federation(runs, federation)
+    row = make_row(RunFolder(made.folder(cell.row, column)), runs, cell.row.score)
     if not cell.row.scoring.is_simple:
         row = replace(row, model=SCORED)
     share, scored, all_own = is_share(measure.score), list[Array](), True

@@ -127,7 +127,9 @@ def test_the_weights_of_the_three_models_by_hand(validation, training, wanted, e
 def test_losses_are_sums_over_real_rows(examples):
     x, y = rows(4, 0)
     trial = examples(line(), [x], [y], PrivateClusters(), training=Training(1, 8), task=Classification(3))
-    client = trial.fleet.clients.one(0, 0, trial.fleet.model, trial.fleet.training, trial.fleet._run.trainers, None)
+    client = trial.fleet.clients.get_client(
+        0, 0, trial.fleet.model, trial.fleet.training, trial.fleet._run.trainers, None
+    )
     theta = trial.roster.theta
     padded = client.data._replace(weight=torch.tensor([1.0, 1.0, 0.0, 0.0], dtype=float64))
     losses, guess = sum_losses(client, [theta, theta + 1], padded)

@@ -18,7 +18,7 @@ from kinfed.methods import FedAvg, Local
 from kinfed.simulation.execution import Execution
 from kinfed.simulation.executors import Batched
 from kinfed.simulation.simulation import Simulation
-from kinfed.simulation.workers import FEW, alike
+from kinfed.simulation.workers import FEW, group_by_size
 
 SIZES = (5, 30, 12, 21, 8, 17, 26)
 
@@ -245,7 +245,7 @@ def test_fused_workers_are_pairs_of_threads_and_a_lone_one_has_all(threads, clie
 
 @given(st.lists(st.integers(1, 10_000), min_size=1, max_size=60), st.integers(1, 20))
 def test_clients_of_a_group_have_about_as_many_examples(sizes, most):
-    groups = list(alike(sizes, most))
+    groups = list(group_by_size(sizes, most))
     assert sorted(place for group in groups for place in group) == list(range(len(sizes)))
     for group in groups:
         own = [sizes[place] for place in group]

@@ -63,7 +63,7 @@ def one_client(net, x, batch=8, **settings):
     fleet = Simulation(
         data, Model(net), kinfed.FedAvg(), training(batch=batch, **settings), execution=kinfed.Execution("loop")
     )
-    client = fleet.clients.one(0, 0, fleet.model, fleet.training, Trainers(general=StepCounter()), None)
+    client = fleet.clients.get_client(0, 0, fleet.model, fleet.training, Trainers(general=StepCounter()), None)
     return fleet, PrivateClient(client, "a method", StepCounter())
 
 

@@ -213,15 +213,16 @@ class Model:
 
     def _bind(self) -> None:
         """Find where in the modules' own tables each tensor is that a pass computes with or may change."""
-        layout, buffers = self.layout, {name for name, _ in self.module.named_buffers()}
+        layout = self.layout
+        buffers = {name for name, _ in self.module.named_buffers()}
         self.frozen = {name: slots[key] for name, slots, key in _slots(self.module, layout.frozen)}
-        self._still = {name: t for name, t in self.frozen.items() if name in buffers}
-        self._slots = _slots(self.module, layout.names | self._still.keys())
-        self._moved = [slot for slot in self._slots if slot[0] in buffers]
-        self._loose = [name for name, _, _ in self._moved if name not in layout.norms]
+        self._frozen_buffers = {name: t for name, t in self.frozen.items() if name in buffers}
+        self._slots = _slots(self.module, layout.names | self._frozen_buffers.keys())
+        self._buffer_slots = [slot for slot in self._slots if slot[0] in buffers]
+        self._loose_buffers = [name for name, _, _ in self._buffer_slots if name not in layout.norms]
         constant = find_counters(self.module) - layout.whole.names
-        self._fixed: list[tuple[str, dict[str, Any], str]] = _slots(self.module, constant)
-        self._known = {name: (slots[key], slots[key]._version) for name, slots, key in self._fixed}
+        self._constant_slots: list[tuple[str, dict[str, Any], str]] = _slots(self.module, constant)
+        self._constants = {name: (slots[key], slots[key]._version) for name, slots, key in self._constant_slots}
 
     def to(self, device: torch.device) -> "Model":
         """The same model with its initial vector, and what is in the module alone, on a device."""
@@ -233,7 +234,9 @@ class Model:
     def tensors(self, theta: Tensor) -> dict[str, Tensor]:
         """What a pass computes with: named views into theta: [d], and copies of frozen buffers, which it may move."""
         # Under vmap a copy for each client, if theta is one: what all share cannot change in place.
-        return self.layout.tensors(theta) | {name: torch.where(theta[0] > 0, t, t) for name, t in self._still.items()}
+        return self.layout.tensors(theta) | {
+            name: torch.where(theta[0] > 0, t, t) for name, t in self._frozen_buffers.items()
+        }
 
     def all_tensors(self, theta: Tensor) -> dict[str, Tensor]:
         """All tensors of a model: [d] by name, frozen ones among them."""
@@ -251,23 +254,23 @@ class Model:
             for name, slots, key in self._slots:
                 slots[key] = tensors[name]
             yield
-            self._check_fixed(training)
+            self._check_constants(training)
         finally:
             for (_, slots, key), value in zip(self._slots, before, strict=True):
                 slots[key] = value
             if mode is not training:
                 self.module.train(mode)
 
-    def _check_fixed(self, training: bool) -> None:
+    def _check_constants(self, training: bool) -> None:
         """Undo what a pass did to integer buffers that are no part of theta; raise UsageError if that was training."""
-        for name, slots, key in self._fixed:
-            now, (former, version) = slots[key], self._known[name]
+        for name, slots, key in self._constant_slots:
+            now, (former, version) = slots[key], self._constants[name]
             if now is former and now._version == version:
                 continue
             first = self.original.get_buffer(name)
             same = not is_batchedtensor(now) and now.shape == first.shape and torch.equal(now.cpu(), first)
             slots[key] = first.to(former.device, copy=True)
-            self._known[name] = slots[key], slots[key]._version
+            self._constants[name] = slots[key], slots[key]._version
             if training and not same:
                 raise UsageError(
                     f"buffer '{name}' of the model ({_form(first)}) changes in training, but not in a first pass, so "
@@ -316,7 +319,7 @@ class Model:
 
     def settle(self, tensors: dict[str, Tensor]) -> None:
         """Copy buffers that a pass replaced into the tensors that were bound, and bind these again."""
-        for name, slots, key in self._moved:
+        for name, slots, key in self._buffer_slots:
             if slots[key] is not tensors[name]:
                 tensors[name].copy_(slots[key])
                 slots[key] = tensors[name]
@@ -354,8 +357,8 @@ class Model:
         return self._evaluate(self.tensors(theta), lambda: self.module.get_submodule(name)(z))
 
     def _evaluate(self, tensors: dict[str, Tensor], outputs: Callable[[], Tensor]) -> Tensor:
-        if self._loose:  # buffers that a module's own code may change in evaluation, too
-            tensors = tensors | {name: tensors[name].clone() for name in self._loose}
+        if self._loose_buffers:  # buffers that a module's own code may change in evaluation, too
+            tensors = tensors | {name: tensors[name].clone() for name in self._loose_buffers}
         with self.bound(tensors, training=False):
             # vmap has no rule for these layers: it decomposes them where they are differentiated, which sequences that
             # are packed cannot be.
@@ -372,11 +375,11 @@ class Model:
         read: Read = lambda outputs: outputs,
     ) -> Moved:
         """One training pass over x: [B, ...], of which only rows of weight 1 count; `read` gets its outputs."""
-        if self._moved:
-            tensors = tensors | {name: tensors[name].detach().clone() for name, _, _ in self._moved}
+        if self._buffer_slots:
+            tensors = tensors | {name: tensors[name].detach().clone() for name, _, _ in self._buffer_slots}
         with self.bound(tensors, training=True):
             outputs = read(self.forward(x, weight, key))
-            return Moved(outputs, {n: slots[k] for n, slots, k in self._moved})
+            return Moved(outputs, {n: slots[k] for n, slots, k in self._buffer_slots})
 
     def export(self, theta: Tensor) -> nn.Module:
         """The plain module with these parameters, in evaluation mode; all share what is frozen."""

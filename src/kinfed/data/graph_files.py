@@ -134,27 +134,13 @@ Links = Iterable[tuple[str, str, str, float]]  # place in the file, from, to, va
 def _from_csv(
     path: Path, names: list[str], directed: bool, strangers: bool, columns: tuple[str, str]
 ) -> tuple[Tensor, bool]:
-    weight, distance_column = columns
     with path.open(newline="", encoding="utf-8-sig") as file:
         rows = csv.DictReader(file, restkey="", strict=True)
         heading = rows.fieldnames = [name.strip() for name in rows.fieldnames or []]
         twice = sorted({name for name in heading if heading.count(name) > 1})
         if twice:
             raise UsageError(f"two columns are named '{twice[0]}'")
-        value = next((c for c in (weight, distance_column) if c in heading), None)
-        if not {"from", "to"} <= set(heading):
-            raise UsageError(f"the header must have the columns from and to; got {', '.join(heading) or 'nothing'}")
-        for setting, named, usual in (("weights", weight, "weight"), ("distances", distance_column, "distance")):
-            if named != usual and named not in heading:
-                raise UsageError(f"there is no column '{named}', as {setting} says; {nearest(named, heading)}")
-        if weight in heading and distance_column in heading:
-            raise UsageError("a link has a weight or a distance, not both; leave one of these columns out")
-        for column in heading if value is None else []:  # others may be notes
-            for meant in difflib.get_close_matches(column, ["weight", "distance"]):
-                raise UsageError(
-                    f"unknown column '{column}'; did you mean '{meant}'? Rename it, or set {meant}s='{column}' beside "
-                    "the file's path"
-                )
+        value = _find_values(heading, *columns)
         others = [column for column in heading if column not in ("from", "to")]
         if value is None and others:
             warnings.warn(
@@ -171,8 +157,28 @@ def _from_csv(
                     raise UsageError(f"{place} must have {len(heading)} entries, as the header has")
                 yield place, row["from"].strip(), row["to"].strip(), _number(row[value], place) if value else 1.0
 
-        empty = math.inf if value == distance_column else 0.0
-        return _table(links(), names, directed, strangers, empty), value == distance_column
+        are_distances = value == columns[1]
+        return _table(links(), names, directed, strangers, math.inf if are_distances else 0.0), are_distances
+
+
+def _find_values(heading: list[str], weight: str, distance: str) -> str | None:
+    """Which of the two columns there is, None if neither; raises UsageError for a heading that is none of links."""
+    if not {"from", "to"} <= set(heading):
+        raise UsageError(f"the header must have the columns from and to; got {', '.join(heading) or 'nothing'}")
+    for setting, named, usual in (("weights", weight, "weight"), ("distances", distance, "distance")):
+        if named != usual and named not in heading:
+            raise UsageError(f"there is no column '{named}', as {setting} says; {nearest(named, heading)}")
+    if weight in heading and distance in heading:
+        raise UsageError("a link has a weight or a distance, not both; leave one of these columns out")
+    if weight in heading or distance in heading:
+        return weight if weight in heading else distance
+    for column in heading:  # others may be notes
+        if meant := difflib.get_close_matches(column, ["weight", "distance"], 1):
+            raise UsageError(
+                f"unknown column '{column}'; did you mean '{meant[0]}'? Rename it, or set {meant[0]}s='{column}' "
+                "beside the file's path"
+            )
+    return None
 
 
 def _from_graphml(path: Path, names: list[str], directed: bool, strangers: bool) -> tuple[Tensor, bool]:

@@ -122,9 +122,10 @@ class FedPAC(Method, Explains, Advises):
             distance = (features() - goal[batch.y]).square().mean(1)
             return client.losses(outputs, batch, None) + pull * distance
 
-        rate, theta = self.head_lr and replace(client.training.optimiser, lr=self.head_lr), received.theta
+        theta = received.theta
         if self.head_epochs:
-            theta = client.descend(theta, only=layout.head, epochs=self.head_epochs, optimiser=rate)
+            optimiser = replace(client.training.optimiser, lr=self.head_lr) if self.head_lr else None
+            theta = client.descend(theta, only=layout.head, epochs=self.head_epochs, optimiser=optimiser)
         if self.base_epochs != 0:
             theta = client.descend(theta, only=layout.base, epochs=self.base_epochs, objective=objective)
         after = moments(chosen, client.model.features(theta, client.data.x))

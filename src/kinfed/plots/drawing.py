@@ -117,7 +117,7 @@ def with_unit(metric: str) -> str:
 
 
 def number(value: float, metric: str) -> str:
-    """A value as it is shown (see `scaled`), with its unit."""
+    """A value as it is shown, with its unit."""
     return f"{value:.1f} %" if is_share(metric) else f"{value:.3g}"
 
 

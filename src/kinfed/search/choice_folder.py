@@ -227,22 +227,27 @@ def _side_by_side(
     return ended
 
 
+def _write_config(request: Request, candidate: Candidate, folder: RunFolder) -> Table:
+    """Begin the folder of a candidate's run, with the config that repeats it."""
+    methods = (*request.methods, *KNOWN)
+    name = next(name for name in methods if plugins.short_name(name) == candidate.method_name)
+    lr = getattr(candidate.training.optimiser, "lr", None)
+    table = request.experiment(name, candidate.settings, lr, candidate.model, candidate.own_rounds).table
+    folder.create()
+    config.write(table, folder.config)
+    return table
+
+
 def _write(request: Request, choice: Choice) -> Chosen:
     """The winner's run, Local and FedAvg beside it, and what the choice found, which comes last."""
     out = RunFolder(request.out)
-    places = [(out.reference(base), choice.bases[base].candidate, run) for base, run in choice.runs.items()]
-    places.append((out, choice.winner.candidate, choice.run))
-    for folder, candidate, run in places:
-        folder.create()
-        methods = (*request.methods, *KNOWN)
-        name = next(name for name in methods if plugins.short_name(name) == candidate.method_name)
-        lr = getattr(candidate.training.optimiser, "lr", None)
-        table = request.experiment(name, candidate.settings, lr, candidate.model, candidate.own_rounds).table
-        config.write(table, folder.config)
-        verdict, problems = (choice.verdict, choice.problems) if folder is out else (None, ())
-        again = choice.refits.get("kin" if folder is out else folder.path.name)
-        standard = choice.standard if folder is out else ()
-        summary = write_run(run, table, folder, verdict, problems, again, standard)
+    for base, run in choice.runs.items():
+        table = _write_config(request, choice.bases[base].candidate, out.reference(base))
+        write_run(run, table, out.reference(base), refit=choice.refits.get(base))
+    table = _write_config(request, choice.winner.candidate, out)
+    summary = write_run(
+        choice.run, table, out, choice.verdict, choice.problems, choice.refits.get("kin"), choice.standard
+    )
     shutil.copyfile(out.config, request.out / "best.toml")
     record = choice.to_dict() | {"out": str(request.out)}
     with replacing(out.choice) as part:

@@ -18,7 +18,7 @@ class Gathered:
         self._tables: list[Tensor] | None = None
 
     def put(self, place: int | slice | Tensor, tree: Tree) -> None:
-        """Keep the tree of the client at `place`: int, or trees: [k, ...] of those at k places, see `index`."""
+        """Keep the tree of the client at `place`: int, or trees: [k, ...] of those at k places."""
         leaves, structure = tree_flatten(tree)
         with self._lock:
             if self._tables is None:

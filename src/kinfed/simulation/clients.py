@@ -41,11 +41,11 @@ class Clients:
         other._ragged = {split: ragged for split, ragged in self._ragged.items() if split in OPEN}
         return other
 
-    def one(
+    def get_client(
         self, i: int, round: int, model: Model, training: Training, trainers: Trainers, halt: threading.Event | None
     ) -> Client:
         """Client i as its program sees itself."""
-        rows = {split: ragged.one(i) for split, ragged in self._ragged.items()}
+        rows = {split: ragged.get_rows(i) for split, ragged in self._ragged.items()}
         member = Member(self.tags[i], rows, self.noise[i], (self.sizes["train"][i],), self.tags[i : i + 1])
         return self.make_client(member, round, model, training, trainers, halt)
 
@@ -78,7 +78,7 @@ class _Padded:
         self._counts = parts.sizes.to(self._flat.device)
         self._begins = self._counts.cumsum(0) - self._counts
 
-    def one(self, i: int) -> Rows:
+    def get_rows(self, i: int) -> Rows:
         return Rows(self.parts[i], self._counts[i])
 
     def several(self, ids: Tensor, members: list[int]) -> Rows:

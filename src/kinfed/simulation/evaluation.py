@@ -24,7 +24,7 @@ from ..errors import UsageError, lacks_gpu_memory
 from .client_tables import Gathered
 from .clients import Clients
 from .state_store import RowFile, States
-from .workers import alike
+from .workers import group_by_size
 
 EVALUATED = ("validation", "test", "triggered")  # the last only under a backdoor attack
 BLOCK = 512  # examples in one pass through a model
@@ -42,7 +42,7 @@ class Evaluator:
     def __init__(
         self, clients: Clients, model: Model, method: Method, run_each: Callable[..., Tree], folder: Path | None = None
     ) -> None:
-        """`each(round, ids, program, states, sent)` runs a program for each of ids: [k], see `Executor`.
+        """`run_each(round, ids, program, states, sent)` runs a program for each of ids: [k], see `Executor`.
 
         Models too large for memory are kept in files in `folder`.
         """
@@ -182,7 +182,7 @@ class Evaluator:
         most = max(1, min(GROUP, BYTES // self._model.theta.nbytes))
         joined = states.joined[cohort]
         for part in (joined.nonzero().squeeze(1).tolist(), (~joined).nonzero().squeeze(1).tolist()):
-            for group in alike([sizes[place] for place in part], most) if part else ():
+            for group in group_by_size([sizes[place] for place in part], most) if part else ():
                 yield index([part[i] for i in group], cohort.device)
 
     def _outputs(self, client: Client, personal: Tree, widths: dict[str, int]) -> dict[str, Tensor]:

@@ -26,7 +26,7 @@ from ..ops.fused import Fused
 from ..ops.fused.trainer import FusedTrainer
 from .client_tables import Gathered
 from .clients import Clients
-from .workers import alike, spread
+from .workers import group_by_size, spread
 
 GRAIN = 1 << 24  # operations of a training step that are worth a worker: in less, workers mostly wait for Python
 PAIR = 2  # threads of a fused worker: two share an operation, where two workers would wait for one Python
@@ -84,7 +84,7 @@ class Loop:
         members, results = ids.tolist(), Gathered(len(ids))
 
         def run(model: Model, place: int, halt: threading.Event) -> None:
-            client = clients.one(members[place], round, model, training, self.trainers, halt)
+            client = clients.get_client(members[place], round, model, training, self.trainers, halt)
             try:
                 state = tree_map(lambda table: table[place], states)
                 results.put(place, program(client, state, trees.pick(sent, place)))
@@ -170,7 +170,7 @@ class Batched:
             6 * model.layout.whole.size * min(training.batch, max(sizes)) * len(ids), len(ids)
         )
         chunks = []
-        for group in alike(sizes, self.chunk * workers):
+        for group in group_by_size(sizes, self.chunk * workers):
             if sizes[group[0]] == sizes[group[-1]]:  # neighbours, whose rows are taken and put without a copy
                 chunks += [group[i * len(group) // workers : (i + 1) * len(group) // workers] for i in range(workers)]
             else:  # about as much work in every chunk

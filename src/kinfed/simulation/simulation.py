@@ -218,7 +218,7 @@ class Simulation:
         """The method's program with as much noise as each client's budget asks for."""
         if not budget.is_planned:
             counter = Trainers(general=StepCounter())
-            client = self.clients.restrict().one(int(cohort[0]), round, self.model, self.training, counter, None)
+            client = self.clients.restrict().get_client(int(cohort[0]), round, self.model, self.training, counter, None)
             budget.plan(client, tree_map(lambda table: table[0], states), pick(sent, 0))
             self.clients.noise = budget.noise.to(self.clients.noise)
         return budget.train

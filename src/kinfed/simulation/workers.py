@@ -12,7 +12,7 @@ import torch
 from ..core.model import Model
 
 
-def alike(sizes: Sequence[int], most: int) -> Iterator[list[int]]:
+def group_by_size(sizes: Sequence[int], most: int) -> Iterator[list[int]]:
     """Places of clients with about as many examples, sizes: [K], in groups of `most` at most.
 
     Filled up to the size of its largest client, a group is at most twice what it was, or small.

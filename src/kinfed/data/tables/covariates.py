@@ -126,13 +126,13 @@ def scales_of(
     """[C] mean and deviation by which each of `Covariates.channels` of a client is scaled."""
     scales = description.clients.get(client, {})
 
-    def each(column: Column) -> list[tuple[float, float]]:
+    def find_scales(column: Column) -> list[tuple[float, float]]:
         if isinstance(column, Number) and column.name in scales:
             return [(scales[column.name].mean, scales[column.name].deviation)]
         return part_scales(column)
 
-    later = [scale for column in description.inputs for _ in leads if column.name in ahead for scale in each(column)]
-    return [*(scale for column in description.inputs for scale in each(column)), *later]
+    later = [column for column in description.inputs for _ in leads if column.name in ahead]
+    return [scale for column in (*description.inputs, *later) for scale in find_scales(column)]
 
 
 def cells_of(

@@ -482,7 +482,7 @@ def step(
     all are alike. `posterior_of` is what `choose_posterior` gives for these sums.
     """
     outputs = [
-        _one_output(server, k, posterior_of(server.spread[:, k], server.noise[:, k], k), squared, common, identified)
+        _step_output(server, k, posterior_of(server.spread[:, k], server.noise[:, k], k), squared, common, identified)
         for k in range(server.centre.shape[1])
     ]
     centre, spread, noise, penalty, coefficients = (torch.stack(parts, -1) for parts in zip(*outputs, strict=True))
@@ -519,20 +519,22 @@ def _leap(first: Server, second: Server, third: Server) -> Server:
     return third._replace(spread=spread, noise=noise, penalty=penalty[0])
 
 
-def _one_output(
+def _step_output(
     server: Server, k: int, posterior: Posterior, squared: bool, common: float, identified: float
 ) -> tuple[Tensor, ...]:
-    """The step for one of the outputs."""
+    """The step for output k: its centre: [f], spread: [f], noise: [N], penalty: [] and coefficients: [N, f]."""
     sums, spread, noise, penalty = server.sums, server.spread[:, k], server.noise[:, k], server.penalty[k]
     curvature = _curvature(sums, k)
     slope, kin = sums.slope[:, :, k], server.kin[:, :, k]  # [N, f]
-    n, f, precise, noise_of = len(curvature), len(spread), 1 / spread, noise[:, None]
-    rest = (slope - _times(curvature, kin)) / noise_of  # what the centre and a client's own deviation explain
+    n, f = slope.shape
+    # Coefficients by the variances so far.
+    rest = (slope - _times(curvature, kin)) / noise[:, None]  # what the centre and a client's own deviation explain
     scale = _scale(sums, k, squared)
     uncertain = inverse(posterior.information + torch.diag(penalty * scale))
-    centre = uncertain @ (posterior.times(rest).sum(0) * precise)  # X'V^-1 y is D^-1 P X'y / s
-    away = posterior.times(rest - _times(curvature, centre.expand(n, f)) / noise_of)
+    centre = uncertain @ (posterior.times(rest).sum(0) * (1 / spread))  # X'V^-1 y is D^-1 P X'y / s
+    away = posterior.times(rest - _times(curvature, centre.expand(n, f)) / noise[:, None])
     coefficients = centre + kin + away
+    # Variances by these coefficients.
     learned = identified * posterior.learned.clamp(min=0)  # [N, f] of each deviation
     usual = spread.log().mean().exp()
     spread = ((away.square().sum(0) + USUAL * usual) / (learned.sum(0) + USUAL)).clamp(LEAST, MOST)

@@ -212,26 +212,29 @@ class Fused:
         self, batches: Batches, moving: frozenset[str], lowest: int, theta: Tensor, descent: Descent
     ) -> Iterator[tuple[slice, bool]]:
         """Clients that are trained at once, and whether the lowest layer moves in the span of its inputs."""
-        shapes, part = {e.name: e.shape for e in self.layout.whole.entries}, self.parts[lowest]
+        shapes = {e.name: e.shape for e in self.layout.whole.entries}
+        part = self.parts[lowest]
+        # With a clip, or an aligned slope, a step waits for all of the gradient, or of the model.
+        waits = descent.clip < math.inf or descent.aligned
+        spannable = isinstance(part, Linear) and moving.issuperset(part.names) and not waits
         examples = (batches.place.amax((1, 2)) + 1).tolist()  # [K] n
         seen = batches.weight.sum((1, 2)).tolist()  # [K] the same with repetition
 
-        def spans(i: int) -> bool:
-            """Whether that saves enough multiplications to be faster."""
-            if not isinstance(part, Linear) or not moving.issuperset(part.names):
+        def is_spanned(i: int) -> bool:
+            """Whether that saves client i enough multiplications to be faster."""
+            if not spannable:
                 return False
-            if descent.clip < math.inf or descent.aligned:  # a step waits for all of the gradient, or of the model
-                return False
-            (out, width), n = shapes[part.weight], examples[i]
+            out, width = shapes[cast(Linear, part).weight]
+            n = examples[i]
             return bool(n * width * (2 * out + n) + seen[i] * n * out < SAVED * 2 * seen[i] * width * out)
 
         start = 0
         while start < len(examples):
-            names = (name for part in self.parts[lowest + spans(start) :] for name in part.names)
+            names = (name for part in self.parts[lowest + is_spanned(start) :] for name in part.names)
             size = CACHE // max(1, theta.element_size() * sum(shapes[name].numel() for name in names))
             # A GPU has no such cache, and is faster with larger blocks.
             stop = min(start + max(1, min(size, MOST)), len(examples)) if theta.device.type == "cpu" else len(examples)
-            yield slice(start, stop), spans(stop - 1)
+            yield slice(start, stop), is_spanned(stop - 1)
             start = stop
 
 

@@ -1,5 +1,6 @@
 """Difference: what changed between the relations of two runs of the same clients, edge by edge."""
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -295,14 +296,13 @@ def _figures(weights: Array, edges: int) -> Figures:
 
 
 def _check_clients(folders: tuple[RunFolder, RunFolder], names: list[str], other: list[str]) -> None:
-    for name, here, there, candidates in (
-        *((name, *folders, other) for name in names if name not in set(other)),
-        *((name, *folders[::-1], names) for name in other if name not in set(names)),
-    ):
-        raise UsageError(
-            f"client '{name}' of {here} is not in {there} ({nearest(name, candidates)}): relations can be compared of "
-            "runs of the same clients only"
-        )
+    """Raise UsageError if one of two runs has a client that the other has not."""
+    for (here, mine), (there, theirs) in itertools.permutations(zip(folders, (names, other), strict=True)):
+        if missing := [name for name in mine if name not in set(theirs)]:
+            raise UsageError(
+                f"client '{missing[0]}' of {here} is not in {there} ({nearest(missing[0], theirs)}): relations can be "
+                "compared of runs of the same clients only"
+            )
 
 
 def _place(folder: RunFolder, relations: Relations, number: int | None) -> int:

@@ -102,16 +102,14 @@ def contents(gathered: Gathered, parts_of_page: int = 1) -> tuple[dict[str, Any]
         entry |= attempt(notes, f"{lacks} curves", NO_CURVES, partial(_curves, row, parts, most_rounds, notes))
         entry |= attempt(notes, f"{lacks} graph", NO_GRAPH, partial(_show_relation, row, parts, links, notes))
         methods.append(entry)
-    selected = methods[gathered.main].pop("selected", None)
-    for entry in methods:
-        entry.pop("selected", None)
+    relations = [entry.pop("selected", None) for entry in methods]  # of the selected rounds, which order the clients
     data = {
         "metric": main.metric.name,
         "word": word(main.metric.name),
         "percent": main.metric.is_share,
         "higher": main.metric.higher_is_better,
         "clients": {"names": parts.names, "attackers": list_attackers(summary), **_list_facts(facts, parts)},
-        "order": _order(len(parts.names), facts if parts.labels is None else {}, selected),
+        "order": _order(len(parts.names), facts if parts.labels is None else {}, relations[gathered.main]),
         "methods": methods,
         "main": gathered.main,
         "baseline": baseline,
@@ -280,7 +278,9 @@ def _show_relation(row: Row, parts: Parts, most: int, notes: list[str]) -> dict[
         notes.append(f"{row.method}: the graph has {len(shown)} of {len(weights)} rounds, to keep this page small")
     if count > WHOLE:
         notes.append(f"of each client's links the {STRONGEST} strongest are shown, as there are {count:,} clients")
-    result["frames"] = [[_frame(parts, layer) for layer in (relations.mean(t), *weights[t][:several])] for t in shown]
+    result["frames"] = [
+        [_pack_relation(parts, layer) for layer in (relations.mean(t), *weights[t][:several])] for t in shown
+    ]
     result |= _why(folder, row, parts)
     result["layers"] = ["mean of all layers", *layers] if several else ["whole model"]
     result["at"] = {"rounds": relations.rounds[shown].tolist(), "selected": shown.index(relations.selected)}
@@ -359,17 +359,27 @@ def _has_own_code(folder: RunFolder) -> bool:
     return names(folder.read_config())
 
 
-def _frame(parts: Parts, relation: Array | NeighbourLists) -> dict[str, str]:
+def _pack_relation(parts: Parts, relation: Array | NeighbourLists) -> dict[str, str]:
     """A relation as its links, row by row: where each row begins, its columns and weights; and own weights."""
     if isinstance(relation, NeighbourLists) and parts.labels is None:
-        itself = torch.arange(len(relation))[:, None]
-        near = relation.near.long()
-        weights = relation.weights.masked_fill(relation.near == itself, 0.0)
-        strongest = weights.topk(min(STRONGEST, weights.shape[1])).indices.sort(1).values
-        weights, near = weights.gather(1, strongest), near.gather(1, strongest)
-        linked = weights != 0
-        return _pack_links(linked.sum(1).numpy(), near[linked].numpy(), weights[linked].numpy(), relation.own.numpy())
-    others = parts.relation(relation).astype(np.float32).copy()
+        return _pack_lists(relation)
+    return _pack_table(parts.relation(relation).astype(np.float32))
+
+
+def _pack_lists(relation: NeighbourLists) -> dict[str, str]:
+    """The links of lists, the strongest of each row."""
+    itself = torch.arange(len(relation))[:, None]
+    near = relation.near.long()
+    weights = relation.weights.masked_fill(relation.near == itself, 0.0)
+    strongest = weights.topk(min(STRONGEST, weights.shape[1])).indices.sort(1).values
+    weights, near = weights.gather(1, strongest), near.gather(1, strongest)
+    linked = weights != 0
+    return _pack_links(linked.sum(1).numpy(), near[linked].numpy(), weights[linked].numpy(), relation.own.numpy())
+
+
+def _pack_table(weights: Array) -> dict[str, str]:
+    """The links of a table: [n, n], all of them, or of many clients the strongest of each row, the first of equals."""
+    others = weights.copy()
     own_weights = others.diagonal().copy()
     np.fill_diagonal(others, 0)
     count = len(others)

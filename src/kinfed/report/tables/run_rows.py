@@ -156,21 +156,31 @@ class Row:
 def read(folder: Path, federation: Mapping[str, Any] | None = None) -> Row:
     """A run's row, with nothing counted against Local yet; `federation` replaces what its summaries say of the data."""
     run_folder = RunFolder(folder)
-    return make_row(run_folder, open_seeds(run_folder), federation)
+    runs = open_seeds(run_folder)
+    if federation is not None:
+        replace_federation(runs, federation)
+    return make_row(run_folder, runs)
 
 
-def make_row(
-    folder: RunFolder, runs: Sequence[Run], federation: Mapping[str, Any] | None = None, model: str = ""
-) -> Row:
-    """The row of a run with each seed; `model` is scored, or else the one that validation prefers."""
-    for run in runs if federation is not None else ():
-        run.summary = replace(run.summary, data=replace(run.summary.data, federation=dict(federation or {})))
-    runs = sorted(runs, key=lambda run: run.summary.seeds[0])
-    every = [run.summary for run in runs]
-    first = every[0]
+def replace_federation(runs: Sequence[Run], federation: Mapping[str, Any]) -> None:
+    """Let the runs' summaries say this of how their data were dealt, however old they are."""
+    for run in runs:
+        run.summary = replace(run.summary, data=replace(run.summary.data, federation=dict(federation)))
+
+
+def _check_seeds(folder: RunFolder, every: Sequence[Summary]) -> None:
+    """Raise UsageError for summaries that are not of one run repeated with different seeds."""
     kinds = {(summary.method, setting_of(summary), _attack(summary), tuple(summary.scores)) for summary in every}
     if len(kinds) > 1 or len({summary.seeds[0] for summary in every}) < len(every):
         raise UsageError(f"the seed-* folders of {folder} are not one run repeated with different seeds")
+
+
+def make_row(folder: RunFolder, runs: Sequence[Run], model: str = "") -> Row:
+    """The row of a run with each seed; `model` is scored, or else the one that validation prefers."""
+    runs = sorted(runs, key=lambda run: run.summary.seeds[0])
+    every = [run.summary for run in runs]
+    first = every[0]
+    _check_seeds(folder, every)
     model = model or select_model(over_seeds([summary.scores for summary in every]), first.selection.higher_is_better)
     for run in runs:
         _check_scores(run, model)
