@@ -21,7 +21,7 @@ def identity(table: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()
 
 
-def find_finished_runs(out: Path, precision: str | None = None) -> dict[str, Path]:
+def find_finished_runs(out: Path, precision: str | None) -> dict[str, Path]:
     """The finished runs of a reproduction and of those in folders beside it, trained in this precision, by identity."""
     folders: dict[str, Path] = {}
     for root in [out, *sorted(path for path in out.absolute().parent.glob("*") if path != out.absolute())]:

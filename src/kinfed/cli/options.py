@@ -74,9 +74,7 @@ def columns() -> argparse.ArgumentParser:
     return parser
 
 
-def add_settings(
-    parser: argparse.ArgumentParser, what: str = "settings to change, such as training.epochs=5", how: bool = True
-) -> None:
+def add_settings(parser: argparse.ArgumentParser, what: str, how: bool = True) -> None:
     """Add the settings of an experiment, and of `how` it is carried out if the command does that."""
     help = f"{what}; how.KEY=value, such as how.workers=2, says how it is computed" if how else what
     parser.add_argument("overrides", nargs="*", default=[], metavar="key=value", help=help)

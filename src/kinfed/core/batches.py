@@ -146,7 +146,7 @@ class Shuffler:
         round: int,
         seed: int,
         dtype: torch.dtype,
-        halt: threading.Event | None = None,
+        halt: threading.Event | None,
     ) -> None:
         self.pool, self.rows, self.sizes = pool, rows, sizes
         self._tag, self._round, self._seed, self._dtype = tag, round, seed, dtype

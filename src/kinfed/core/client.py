@@ -291,7 +291,7 @@ class Client:
         return torch.where(self.size > 0, theta, theta)
 
     def loss_and_buffers(
-        self, tensors: dict[str, Tensor], batch: Batch | Examples, objective: Objective | None = None
+        self, tensors: dict[str, Tensor], batch: Batch | Examples, objective: Objective | None
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """[] mean loss with named tensors as in `loss`, and the buffers after the pass."""
         model = self.model

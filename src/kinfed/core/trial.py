@@ -217,7 +217,7 @@ class Trial:
         grads = [torch.zeros_like(p) if g is None else g.to_dense() for p, g in zip(moving, slopes, strict=True)]
         return [t.detach() for t in (outputs, _concatenate(grads), *buffers.values())]
 
-    def check_batched(self, slow: bool, gradients: bool = True) -> None:
+    def check_batched(self, slow: bool, gradients: bool) -> None:
         """Raise UsageError if passes of two clients at once, under `torch.func.vmap`, differ from their own.
 
         Raises what PyTorch raises where it cannot, and if `slow` where it would process them one by one. Without

@@ -109,11 +109,11 @@ class Federation:
         """[N] int64: training examples of each client."""
         return Ragged.join(self.rows["train"]).sizes.clone()
 
-    def totals(self, split: str = "train") -> Tensor:
-        """[N] float64: as how many rows a split of each client counts, the sums of its examples' weights."""
+    def total_test_weights(self) -> Tensor:
+        """[N] float64: as how many rows the test examples of each client count, the sums of their weights."""
         if self.weights is None:
-            return Ragged.join(self.rows[split]).sizes.double()
-        return torch.stack([self.weights[rows].double().sum() for rows in self.rows[split]])
+            return Ragged.join(self.rows["test"]).sizes.double()
+        return torch.stack([self.weights[rows].double().sum() for rows in self.rows["test"]])
 
     def importance(self, split: str) -> list[Tensor] | None:
         """[n] of each client the weights of a split's examples over their mean; None without weights."""

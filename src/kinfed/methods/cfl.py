@@ -122,7 +122,7 @@ class CFL(Method, Explains, Admits):
         moved = uploads.theta - self.send(roster, server, newcomers).theta
         products = inner_by_layer(moved, server.change, roster.layout).sum(0)
         rows, columns = (t[:, roster.layout.trainable_on(t.device)].norm(dim=1) for t in (moved, server.change))
-        values = cosine(products, rows, columns, eps=0.0)  # [M, N]
+        values = cosine(products, rows, columns)  # [M, N]
         mean = [values[:, server.seen & (server.label == c)].mean(1) for c in range(len(server.theta))]
         label = torch.stack(mean).nan_to_num(-torch.inf).argmax(0)  # NaN is the mean of nobody
         label = torch.where(server.seen[newcomers], server.label[newcomers], label)
@@ -158,7 +158,7 @@ def lengths(change: Tensor, layout: Layout) -> tuple[float, float]:
 
 def cosines(change: Tensor, layout: Layout) -> Tensor:
     """[K, K] of clients' updates: [K, d]; 0 with one that has none."""
-    return cosine(gram(change[:, layer.trainable] for layer in layout.layers).inner, eps=0.0)
+    return cosine(gram(change[:, layer.trainable] for layer in layout.layers).inner)
 
 
 def halves(values: np.ndarray, linkage: str) -> np.ndarray:

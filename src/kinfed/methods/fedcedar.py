@@ -78,7 +78,7 @@ class FedCedar(Method, Explains, Advises, Admits):
         vectors = gram((theta[:, layer.trainable] for layer in roster.layout.layers), torch.float64)
         draw = key(roster.seed, "fedcedar", roster.round, device=roster.tags.device)
         clusters = cluster(vectors, self.clusters, draw, roster.tags[cohort])
-        return clusters, cosine(clusters.weights @ vectors.inner @ clusters.weights.T, eps=0.0)
+        return clusters, cosine(clusters.weights @ vectors.inner @ clusters.weights.T)
 
     def aggregate(self, roster, server, cohort, uploads):
         if roster.round == 0 and self.clusters > len(cohort):

@@ -109,4 +109,4 @@ def towards(theta, centres):
     """[K] int64 the centre, of centres: [C, m], to which each of theta: [K, m] moved from their mean, by the cosine."""
     mean = centres.mean(0)
     moved, ways = theta - mean, centres - mean
-    return cosine(moved @ ways.T, moved.norm(dim=1), ways.norm(dim=1), eps=0.0).argmax(1)
+    return cosine(moved @ ways.T, moved.norm(dim=1), ways.norm(dim=1)).argmax(1)

@@ -73,7 +73,7 @@ def columns_of(table: Tensor, listed: Tensor) -> Iterator[tuple[slice, Tensor]]:
         yield columns, table[:, columns].index_select(0, listed)
 
 
-def cosine(inner: Tensor, rows: Tensor | None = None, columns: Tensor | None = None, eps: float = 1e-12) -> Tensor:
+def cosine(inner: Tensor, rows: Tensor | None = None, columns: Tensor | None = None) -> Tensor:
     """[..., K, N] cosines from inner products of vectors whose lengths are rows: [..., K] and columns: [..., N].
 
     Without lengths the vectors are the same on both sides and their lengths come from the diagonal. The cosine with a
@@ -82,7 +82,7 @@ def cosine(inner: Tensor, rows: Tensor | None = None, columns: Tensor | None = N
     if rows is None or columns is None:
         rows = columns = inner.diagonal(dim1=-2, dim2=-1).clamp(min=0).sqrt()
     scale = rows[..., :, None] * columns[..., None, :]
-    return torch.where(scale > eps, inner / scale.clamp(min=eps), torch.zeros_like(inner)).clamp(-1, 1)
+    return torch.where(scale > 0, inner / scale, torch.zeros_like(inner)).clamp(-1, 1)
 
 
 class Gram(NamedTuple):

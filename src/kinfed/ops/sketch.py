@@ -61,7 +61,7 @@ def draw_others(
     lots: Tensor,
     tags: Tensor,
     turn: Tensor,
-    temperature: float = 1.0,
+    temperature: float,
     itself: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """[K, M] int64 keys drawn for each query by its weight, and [K, M] logarithms of for how many each of them counts.

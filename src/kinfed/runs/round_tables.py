@@ -52,7 +52,7 @@ def add_seed(rows: "DataFrame", seed: int) -> "DataFrame":
     return rows.select(polars.lit(seed, polars.Int64).alias("seed"), *rows.columns)
 
 
-def write_scores(history: History, path: Path, caution: str = "") -> None:
+def write_scores(history: History, path: Path, caution: str) -> None:
     """Write all scores, one a line: round (from 1), client, model, split, metric, value; and the `caution`, if any."""
     more = {"caution": caution} if caution else {}
     _write(

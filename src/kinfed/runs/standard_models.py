@@ -532,7 +532,7 @@ def _tune_pooled(
 
 
 def _pooled_ridge(
-    x: Array, y: Array, who: NDArray[np.int64], clients: int, w: Array | None = None
+    x: Array, y: Array, who: NDArray[np.int64], clients: int, w: Array | None
 ) -> Callable[[float, bool], Model]:
     """A ridge of all rows, with one penalty of all coefficients; if it knows the client, each has its own intercept."""
     every, middle = np.average(x, 0, w), np.average(y, 0, w)
@@ -562,7 +562,7 @@ def _boost(
     who: NDArray[np.int64],
     mean: Array,
     loss: Mapping[str, Any],
-    w: Array | None = None,
+    w: Array | None,
 ) -> Answers:
     """Gradient boosting of all rows, in which the client's mean is one more input."""
     from sklearn.ensemble import HistGradientBoostingRegressor
@@ -593,7 +593,7 @@ def _boosted_labels(
 
 
 def _pooled_logistic(
-    data: _Data, x: Array, y: NDArray[np.int64], who: NDArray[np.int64], classes: int, w: Array | None = None
+    data: _Data, x: Array, y: NDArray[np.int64], who: NDArray[np.int64], classes: int, w: Array | None
 ) -> Tuned:
     """A logistic regression of all rows, in which the client may be a category."""
     from sklearn.linear_model import LogisticRegression
@@ -606,9 +606,7 @@ def _pooled_logistic(
     return _tune_pooled(data, STRENGTHS, make)
 
 
-def _pooled_poisson(
-    data: _Data, x: Array, y: Array, who: NDArray[np.int64], middle: float, w: Array | None = None
-) -> Tuned:
+def _pooled_poisson(data: _Data, x: Array, y: Array, who: NDArray[np.int64], middle: float, w: Array | None) -> Tuned:
     """A Poisson regression of all rows, in which the client may be a category."""
     from sklearn.linear_model import PoissonRegressor
 

@@ -93,7 +93,7 @@ def align(runs: Sequence[Sequence[Tested]], by_example: bool) -> tuple[list[str]
 
 def pooled_mean(federation: Federation, values: Tensor) -> float:
     """The mean over all clients' test examples of a metric that is one over a client's, values: [N]."""
-    values, sizes = values.double(), federation.totals("test").cpu()
+    values, sizes = values.double(), federation.total_test_weights().cpu()
     scored = ~values.isnan()
     return float((values * sizes)[scored].sum() / sizes[scored].sum())
 

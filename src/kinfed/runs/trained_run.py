@@ -181,7 +181,7 @@ class TrainedRun(Run):
         scores = self.score_examples()
         if not scores:
             return tested
-        declared, totals = federation.blocks, federation.totals("test").tolist()
+        declared, totals = federation.blocks, federation.total_test_weights().tolist()
         blocks = [(at if declared is None else declared[at]).cpu().numpy() for at in federation.rows["test"]]
         return tested._replace(
             examples=dict(zip(self.names, (scores_of_client.numpy() for scores_of_client in scores), strict=True)),

@@ -145,10 +145,10 @@ def _train(request: Request, candidate: str, fold: int, until: int, execution: E
 
 def choose_in(
     request: Request,
-    execution: Execution = Execution(),
-    on_rung: Callable[[int, Sequence[Candidate]], None] = lambda rung, left: None,
-    on_begin: Callable[[Entry], None] = lambda entry: None,
-    federation: Federation | None = None,
+    execution: Execution,
+    on_rung: Callable[[int, Sequence[Candidate]], None],
+    on_begin: Callable[[Entry], None],
+    federation: Federation | None,
 ) -> Chosen:
     """Choose, and write the winner's run into the folder, with Local and FedAvg in its folder `beside`.
 

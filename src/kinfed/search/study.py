@@ -73,7 +73,7 @@ class Study:
             failed += [f"{name} failed: {log_failure(problem)}" for name, problem in problems.items()]
         return {name: RunFolder(self.folder(name)) for name in requested if name not in problems}
 
-    def attempts(self, requested: Mapping[str, Sequence[str]], jobs: int = 1) -> Generator[Outcome]:
+    def attempts(self, requested: Mapping[str, Sequence[str]], jobs: int) -> Generator[Outcome]:
         """The outcome of each of several runs as it ends, `jobs` in parallel; a failed one does not stop the others.
 
         The config of every run is checked before the first begins. Raises UsageError if one is wrong, or if a run's

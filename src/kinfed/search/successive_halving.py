@@ -103,14 +103,14 @@ class Standing:
         """Over the clients that have validation examples, and folds."""
         return float(np.nanmean(self.values)) if np.isfinite(self.values).any() else -math.inf
 
-    def gain_over(self, other: "Standing", level: float = 0.95) -> tuple[float, float, float]:
+    def gain_over(self, other: "Standing") -> tuple[float, float, float]:
         """The mean gain over another candidate, its standard error, and half its interval, paired by client."""
         gains = self.values - other.values
         gain = np.nanmean(gains[:, np.isfinite(gains).any(0)], axis=0)
         if len(gain) < 2 or not np.isfinite(gain).all():
             return float(gain.mean()) if len(gain) else math.nan, math.inf, math.inf
         error = float(gain.std(ddof=1) / math.sqrt(len(gain)))
-        return float(gain.mean()), error, error * student(len(gain) - 1, level)
+        return float(gain.mean()), error, error * student(len(gain) - 1)
 
     def is_clearly_above(self, other: "Standing") -> bool:
         """Whether the gain over another candidate is larger than its standard error, and than rounding.
@@ -132,14 +132,14 @@ class Standing:
         return gain - half >= -share * abs(other.mean)
 
 
-def trim_mean(values: Array, share: float = 0.1) -> tuple[float, float]:
-    """The mean of values: [n] without this share at each end, at least one of six, and its standard error.
+def trim_mean(values: Array) -> tuple[float, float]:
+    """The mean of values: [n] without a tenth at each end, at least one of six, and its standard error.
 
     The error is Yuen's (1974, doi:10.1093/biomet/61.1.165), by the winsorised deviation.
     """
     ordered = np.sort(values[np.isfinite(values)])
     n = len(ordered)
-    cut = math.ceil(share * n) if n >= 6 else 0
+    cut = math.ceil(0.1 * n) if n >= 6 else 0
     if n - 2 * cut < 2:
         return math.nan, math.inf
     inner = ordered[cut : n - cut]

@@ -17,7 +17,7 @@ MOST = 5  # clients that a card lists
 CLOCK = "the time of day, from 0 to 1"
 
 
-def card(saved: Run, client: str, path: Path, digest: str, licence: str = "", gap: float | None = None) -> str:
+def card(saved: Run, client: str, path: Path, digest: str, licence: str, gap: float | None) -> str:
     """The card of a client's exported model."""
     kept = saved.find_kept_run(client)
     summary = kept.summary

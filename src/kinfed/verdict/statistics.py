@@ -68,7 +68,7 @@ def is_share(metric: str) -> bool:
     return metric.endswith("accuracy")
 
 
-def interval(scores: ArrayLike, level: float = LEVEL, share: bool = False) -> Interval:
+def interval(scores: ArrayLike, share: bool = False) -> Interval:
     """The mean of scores: [S, N] or [N] and its interval, cut at 0 and 1 if they are of a `share`.
 
     With several seeds it is Student's, over the S means over clients: it holds for another seed on these clients. With
@@ -91,14 +91,14 @@ def interval(scores: ArrayLike, level: float = LEVEL, share: bool = False) -> In
     if _are_equal(values):
         return Interval(unit * mean, math.nan, math.nan, over, f"all {over} have the same score")
     if over == "seeds" or len(values) > FEW:
-        half = _half(values, level)
+        half = _half(values)
         low, high = unit * (mean - half), unit * (mean + half)
         return Interval(unit * mean, max(low, 0.0) if share else low, min(high, 1.0) if share else high, over)
-    low, high = _bootstrap(values, level)
+    low, high = _bootstrap(values)
     return Interval(unit * mean, unit * low, unit * high, over)
 
 
-def compare_pairs(mine: ArrayLike, others: ArrayLike, higher_is_better: bool, level: float = LEVEL) -> Paired:
+def compare_pairs(mine: ArrayLike, others: ArrayLike, higher_is_better: bool) -> Paired:
     """Compare scores: [S, N] or [N] of two methods, client by client and seed by seed.
 
     A client's difference is its mean over the seeds that have both scores, so that a client counts once however many
@@ -121,7 +121,7 @@ def compare_pairs(mine: ArrayLike, others: ArrayLike, higher_is_better: bool, le
         mean = float(gains.mean())
     if abs(mean) < 0.5 * 10**-SAME:
         mean = 0.0  # the sign of what is left by rounding says nothing
-    half = math.nan if infinite or _are_equal(gain) else _half(gains, level)
+    half = math.nan if infinite or _are_equal(gain) else _half(gains)
     nonzero = gain[gain != 0]
     p, why = math.nan, ""
     if len(gain) < 2:
@@ -196,7 +196,7 @@ def holm(p: ArrayLike) -> Array:
     return adjusted
 
 
-def mean_ranks(scores: ArrayLike, higher_is_better: bool | Sequence[bool] = True, level: float = LEVEL) -> Ranks:
+def mean_ranks(scores: ArrayLike, higher_is_better: bool | Sequence[bool] = True) -> Ranks:
     """Rank k methods on each of D columns, scores: [D, k], as Demšar (2006, JMLR 7, 1-30).
 
     `higher_is_better` may be given for each column. The critical difference is Nemenyi's: two methods differ if their
@@ -223,7 +223,7 @@ def mean_ranks(scores: ArrayLike, higher_is_better: bool | Sequence[bool] = True
         why = "all methods score the same on every column"
     elif methods > 2:
         p = float(stats.friedmanchisquare(*ranks.T).pvalue)
-    return Ranks(ranks.mean(0), p, critical_difference(methods, columns, level), columns, why)
+    return Ranks(ranks.mean(0), p, critical_difference(methods, columns), columns, why)
 
 
 def critical_difference(methods: int, columns: int, level: float = LEVEL) -> float:
@@ -260,12 +260,12 @@ def kendall(ours: ArrayLike, printed: ArrayLike) -> float:
     return float(stats.kendalltau(a[scored], b[scored]).statistic)
 
 
-def tails(scores: ArrayLike, higher_is_better: bool, share: float = 0.1) -> tuple[float, float]:
-    """The means of the worst and the best share of clients (at least one), scores: [S, N] or [N]; means over seeds."""
+def tails(scores: ArrayLike, higher_is_better: bool) -> tuple[float, float]:
+    """The means of the worst and the best tenth of clients (at least one), scores: [S, N] or [N]; means over seeds."""
     worst, best = [], []
     for scores_of_seed in _by_seed(scores):
         ordered = np.sort(scores_of_seed[~np.isnan(scores_of_seed)])
-        few = max(1, math.ceil(len(ordered) * share - 1e-9))
+        few = max(1, math.ceil(len(ordered) * 0.1 - 1e-9))
         ends = ordered[:few].mean(), ordered[-few:].mean()
         worst.append(ends[0] if higher_is_better else ends[1])
         best.append(ends[1] if higher_is_better else ends[0])
@@ -279,7 +279,7 @@ def first_reaching(scores: ArrayLike, target: float, higher_is_better: bool) -> 
     return int(reached[0]) if len(reached) else None
 
 
-def _bootstrap(values: Array, level: float) -> tuple[float, float]:
+def _bootstrap(values: Array) -> tuple[float, float]:
     """The interval of the mean of values: [n] up to 1, bias-corrected and accelerated."""
     from scipy import special  # here, as it would add to every start
 
@@ -290,14 +290,14 @@ def _bootstrap(values: Array, level: float) -> tuple[float, float]:
     bias = special.ndtri(((means < mean).mean() + (means <= mean).mean()) / 2)
     deviations = values - mean
     skew = (deviations**3).sum() / (6 * (deviations**2).sum() ** 1.5)
-    ends = bias + special.ndtri([(1 - level) / 2, (1 + level) / 2])
+    ends = bias + special.ndtri([(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     low, high = np.quantile(means, special.ndtr(bias + ends / (1 - skew * ends)))
     return float(low), float(high)
 
 
-def _half(values: Array, level: float) -> float:
+def _half(values: Array) -> float:
     """Half the width of Student's interval of the mean of values: [n]."""
-    return student(len(values) - 1, level) * float(values.std(ddof=1)) / math.sqrt(len(values))
+    return student(len(values) - 1) * float(values.std(ddof=1)) / math.sqrt(len(values))
 
 
 def _by_seed(scores: ArrayLike) -> Array:

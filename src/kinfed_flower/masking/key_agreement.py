@@ -133,9 +133,9 @@ def join(shares: Sequence[bytes]) -> bytes:
     return secret
 
 
-def make_key(secret: bytes, purpose: str) -> X25519PrivateKey:
-    """The private key that a secret stands for."""
-    return X25519PrivateKey.from_private_bytes(derive(secret, purpose, b""))
+def make_key(secret: bytes) -> X25519PrivateKey:
+    """The private key of masks that a secret stands for."""
+    return X25519PrivateKey.from_private_bytes(derive(secret, "mask", b""))
 
 
 def write_public(key: X25519PrivateKey) -> bytes:

@@ -41,7 +41,7 @@ class Member:
         """`least` members must be in the sum; `context` is a hash of the plan, the round and the model received."""
         self.name, self.least, self.context, self._box = name, least, context, box or BoxKey()
         self._seed, self._key_seed = os.urandom(SECRET), os.urandom(SECRET)
-        self._mask_key = key_agreement.make_key(self._key_seed, "mask")
+        self._mask_key = key_agreement.make_key(self._key_seed)
         mask = key_agreement.write_public(self._mask_key)
         keys = PublicKeys(mask, self._box.public, hashlib.sha256(self._seed).digest())
         self.keys = keys._replace(signature=sign(text_to_sign(context, name, keys)))

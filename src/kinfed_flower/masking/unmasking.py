@@ -36,7 +36,7 @@ def unmask(
                 raise UsageError(f"the shares that sites have revealed do not give the mask of {name}")
             add_mask(total, key_agreement.derive(seed, "own", transcript), taken_away=True)
             continue
-        private = key_agreement.make_key(key_agreement.join([shares[name] for shares in revealed]), "mask")
+        private = key_agreement.make_key(key_agreement.join([shares[name] for shares in revealed]))
         if key_agreement.write_public(private) != keys[name].mask:
             raise UsageError(f"the shares that sites have revealed do not give the key of {name}")
         for other in masked:  # each has added its mask with the one that vanished, or taken it away

@@ -180,7 +180,7 @@ def _is_signed(key: bytes, stamp: str, signature: bytes, now: datetime.datetime)
 class Gate:
     """A web application in front of another, which has the doorman judge every call."""
 
-    def __init__(self, app: Any, doorman: Doorman, admit: Callable[[Any], None] = lambda where: None) -> None:
+    def __init__(self, app: Any, doorman: Doorman, admit: Callable[[Any], None]) -> None:
         self._app, self._doorman, self._admit = app, doorman, admit
         self._under_way: Counter[bytes] = Counter()  # bytes of bodies, by key
         self._refused, self._logged_at = 0, -60.0

@@ -71,7 +71,7 @@ class Disclosure:
         training: Training,
         rows: Mapping[str, int],
         labels: Tensor,
-        weights: Mapping[str, Tensor] | None = None,
+        weights: Mapping[str, Tensor] | None,
     ) -> None:
         """Raise Withheld if a gradient, or a class's mean, that is uploaded is of too few rows.
 

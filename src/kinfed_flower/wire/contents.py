@@ -47,7 +47,7 @@ def describe_reply(fields: Fields, sizes: Mapping[str, int], most: int | None = 
     return "; ".join(lines)
 
 
-def describe_columns(fields: Fields, most: int | None = SHOWN) -> str:
+def describe_columns(fields: Fields, most: int | None) -> str:
     """A description's columns, each with what is said of it."""
     columns = [f"{name}: {describe_column(column, most)}" for name, column in fields.get("statistics", {}).items()]
     if "begins" in fields:

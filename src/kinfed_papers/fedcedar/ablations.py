@@ -18,7 +18,7 @@ class Nodes(FedCedar):
     def cluster(self, roster: Roster, cohort: Tensor, theta: Tensor) -> tuple[Clusters, Tensor]:
         vectors = gram((theta[:, layer.trainable] for layer in roster.layout.layers), torch.float64)
         alone = torch.eye(len(cohort), dtype=torch.float64, device=cohort.device)
-        return Clusters(alone.argmax(1), alone, torch.zeros_like(alone[0])), cosine(vectors.inner, eps=0.0)
+        return Clusters(alone.argmax(1), alone, torch.zeros_like(alone[0])), cosine(vectors.inner)
 
 
 @dataclass(frozen=True)

@@ -145,7 +145,7 @@ def score_grid(
     up: tuple[str, Sequence[str]],
     metric: str,
     path: Path,
-    chosen: tuple[int, int] | None = None,
+    chosen: tuple[int, int] | None,
 ) -> None:
     """Scores [X, Y] over two settings, each given as its name and its values, as colours and in numbers.
 

@@ -144,7 +144,7 @@ def fit_poisson(x: Array, y: Array, middle: float, penalty: float, w: Array | No
     return Line(model.coef_[:, None], np.array([model.intercept_ - math.log(middle)]))
 
 
-def log_mean(y: Array, middle: float, w: Array | None = None) -> Array:
+def log_mean(y: Array, middle: float, w: Array | None) -> Array:
     """[1] the logarithm of the mean of counts y: [n] over `middle`, the mean of all."""
     return log_counts(np.array([np.average(y, 0, w)]), middle)
 
@@ -155,7 +155,7 @@ def log_counts(counts: Array, middle: float) -> Array:
     return logarithms
 
 
-def shares_of(y: NDArray[np.int64], classes: int, w: Array | None = None) -> Array:
+def shares_of(y: NDArray[np.int64], classes: int, w: Array | None) -> Array:
     """[C] the logarithms of the shares of labels y: [n], among which there are a few of every class."""
     count = np.bincount(y, w, classes) + PSEUDO / classes
     logarithms: Array = np.log(count / count.sum())

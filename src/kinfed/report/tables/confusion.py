@@ -16,7 +16,7 @@ from .text_table import Grid
 WIDE, PAIRS = 12, 20  # classes up to which each has a column, and pairs of classes that are listed above that
 
 
-def confusions(comparison: Comparison, client: str | None = None) -> list[Grid]:
+def confusions(comparison: Comparison, client: str | None) -> list[Grid]:
     """A table for each run: rows are the classes of test examples, columns what they were taken for.
 
     They count the examples of all seeds and of all clients that are no attackers, or of one client. Raises UsageError
