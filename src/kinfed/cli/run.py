@@ -38,8 +38,8 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         "run",
         parents=[columns(), running, common],
         usage="%(prog)s METHOD|FILE.toml|FILE.csv [key=value ...] [options]",
-        description="Train one model per client: METHOD on rotated digits, which are built in, the experiment of "
-        "FILE.toml, or your own table, FILE.csv.",
+        description="Train one model per client. A METHOD alone trains on rotated digits, which are built in. "
+        "FILE.toml is an experiment, and FILE.csv a table of yours.",
         epilog="examples: kinfed run kin rounds=40 training.epochs=5 --out my-run; "
         "kinfed run shops.csv --client shop --target buys --out shops",
     )
@@ -52,9 +52,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     run.add_argument(
         "--method", metavar="NAME", default="", help="for a table (default: the one that kinfed choose finds)"
     )
-    run.add_argument(
-        "--budget", metavar="ROUNDS|TIME", help="without --method: the most that the choice of one may take"
-    )
+    run.add_argument("--budget", metavar="ROUNDS|TIME", help="the most training that the choice of a method may take")
     add_settings(run, "settings, such as training.epochs=5 or seeds=3")
     run.add_argument(
         "--from",
@@ -62,7 +60,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         action=partial(_InPlaceOf, source),
         type=Path,
         metavar="RUN",
-        help="continue a finished run in a new folder, rounds=N more",
+        help="train a finished run for rounds=N more, in a new folder",
     )
     run.add_argument("--out", type=Path, metavar="DIR", help="the run's folder (default: runs/METHOD/DATASET/TIME)")
     run.add_argument(

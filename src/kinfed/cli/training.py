@@ -216,7 +216,7 @@ def _notes(summary: Summary) -> Iterator[str]:
     if summary.privacy is not None:
         yield f"privacy: {describe_privacy(summary)}"
     if summary.provenance.refit:
-        yield "the saved models were then trained on all rows; the scores are those before that"
+        yield "the scores are from before the saved models were trained once more, on all rows"
     yield from (f"! {warning}" for warning in summary.warnings)
     extremes = {name: find_extremes(reference) for name, reference in _read_references(summary).items()}
     yield from (f"! {name}: {sentence}" for name, sentence in extremes.items() if sentence)

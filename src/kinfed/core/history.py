@@ -19,7 +19,7 @@ from .trees import Axis
 
 KINDS = {  # what the models are that methods return under these names
     "own": "after local training",
-    "mixed": "made for the client, before local training",
+    "mixed": "a mixture of models for the client, before local training",
     "tuned": "received, then trained locally",
     "received": "as sent to the client",
     "shared": "one for all clients",
