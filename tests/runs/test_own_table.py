@@ -31,6 +31,23 @@ def chosen(path, *overrides):
     return from_table.choices(experiment, experiment.federation(None, 0))
 
 
+@pytest.mark.parametrize(
+    ("overrides", "model", "rounds"),
+    [
+        (["method=kin"], "mlp", 20),
+        (["method=partial-pooling"], "linear", 20),
+        (['method.name="private-kin"'], "linear", 20),
+        (["method=personal-boosting"], "trees", 207),
+        (["method=personal-boosting", "model.depth=2", "rounds=9"], "trees", 9),
+        (["method=partial-pooling", "model=additive"], "additive", 20),
+    ],
+)
+def test_a_method_has_the_model_that_suits_it_unless_one_is_named(tmp_path, overrides, model, rounds):
+    path = write(tmp_path, rows({"B": 20, "A": 40}, yes_or_no))
+    experiment = config.resolve(from_table.config(path, "who", "y", overrides))
+    assert (experiment.table["model"]["name"], experiment.rounds.count) == (model, rounds)
+
+
 def yes_or_no(i):
     return "yes" if i % 4 == 0 else "no"
 

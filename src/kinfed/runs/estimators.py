@@ -36,7 +36,7 @@ from ..data.tables.frame import series_of
 from ..data.tables.open_table import convert_pandas, frame_of
 from ..data.tables.table_reader import TableReader
 from ..errors import UsageError, list_names, nearest, several
-from ..methods.solved import KNOWN
+from ..methods.solved import KNOWN, SUITED
 from .config.experiment import default_model
 from .config.parts import take
 from .fit import fit
@@ -109,7 +109,7 @@ class _Grouped(BaseEstimator):  # type: ignore[misc]
         counted = "" if weights is None else weight
         federation = self._federation(frame, TableReader(client=group, target=answer, labels=labels, weight=counted))
         seed = self._seed()
-        method, model = USUAL[labels] if self.method is None else (self.method, "mlp")
+        method, model = USUAL[labels] if self.method is None else (self.method, SUITED.get(str(self.method), "mlp"))
         self.run_ = fit(
             take(KNOWN, method, "method")() if isinstance(method, str) else method,
             federation,

@@ -30,6 +30,7 @@ from ..models.repeat import places_of_season
 from ..models.trees import DEEPEST
 from ..runs.baselines import Baseline, floor, rows, standard_baselines, verdict
 from ..runs.config.experiment import CLIP, default_model
+from ..runs.config.from_table import GROWING
 from ..runs.config.named_baselines import read_baselines
 from ..runs.reference_runs import BASES
 from ..runs.run import client_index, make_baseline
@@ -53,7 +54,6 @@ WINDOWS = 20_000  # of training, up to which seasons are compared
 UNEQUAL = 0.3  # a target's deviation over its mean from which its logarithm is tried
 MANY = 1 << 22  # numbers in all clients' sums up to which solving takes a moment
 GROWN = "trees"  # the model that personal boosting grows
-GROWING = Rounds(207, evaluate_every=10, patience=0.5)  # of 200 trees; a round counts bins, or finishes a tree
 ROWS, LEAVES = 100_000, 1 << 24  # training rows up to which they are grown, and numbers in all clients' trees
 FEW = 1000  # validation examples, up to which the best solved models are compared on more draws
 SOLVING = 20  # rounds in which a model is solved, at the latest

@@ -17,3 +17,4 @@ SOLVED = Registry(
     by_file=True,
 )
 KNOWN = METHODS | SOLVED  # all that a config may name as its method
+SUITED = dict.fromkeys(SOLVED, "linear") | {"personal-boosting": "trees"}  # usual models for tables

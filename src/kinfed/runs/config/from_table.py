@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from ...core.engine import Rounds
 from ...core.metrics import effective_rows
 from ...core.tasks import Classification, Counts, Forecasting, Quantiles, Regression
 from ...data.datasets import DATASETS
@@ -25,10 +26,12 @@ from ...data.tables.open_table import kind_of, open_table
 from ...data.tables.schema import Description, in_own_units
 from ...data.tables.table_reader import LEAST, TableReader
 from ...errors import FEW, SHOWN, UsageError, list_names, several, some
+from ...methods.solved import SUITED
 from ...verdict.verdict import plain
 from .experiment import CLIP, Experiment, Table, override
 from .parts import make
 
+GROWING = Rounds(207, evaluate_every=10, patience=0.5)  # of 200 trees; a round counts bins, or finishes a tree
 SMALL = 10  # fewer rows of a client say little about what it gains
 MOSTLY = 0.8  # the share of a class from which accuracy says little
 NEAR = 0.01  # how far from a whole number float32 may put one
@@ -56,7 +59,11 @@ def config(
     targets = [name.strip() for name in target.split(",")] if several else target
     settings = {"name": kind_of(path), "path": str(path), "client": client, "target": targets, "least": LEAST}
     settings |= {"query": query} if query else {}
-    usual: Table = {"model": {"name": "mlp"}, "training": {"clip": CLIP}}
+    requested = override({}, overrides).get("method")
+    method = str(requested.get("name") if isinstance(requested, dict) else requested)
+    usual: Table = {"model": {"name": SUITED.get(method, "mlp")}, "training": {"clip": CLIP}}
+    grown = {"rounds": GROWING.count, "evaluate_every": GROWING.evaluate_every, "patience": GROWING.patience}
+    usual |= grown if method == "personal-boosting" else {}
     raw = override({"federation": {"dataset": settings}, **usual}, overrides)
     settings = raw["federation"]["dataset"]
     if not is_table(settings["name"]) or settings["path"] != str(path):
