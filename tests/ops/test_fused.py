@@ -325,6 +325,16 @@ def test_a_step_of_many_rows_is_rounded_once():
     assert (weight - exact).abs().max() < 2**-23  # what lies between 1 and the next number
 
 
+def test_an_aligned_step_has_the_same_bits_whatever_the_order_of_a_set():
+    draw = torch.Generator().manual_seed(0)
+    tensors, slopes = ({name: torch.randn(3, 50, generator=draw) for name in "abcdef"} for _ in range(2))
+    descent = Descent(0.1, pull=0.5, slope=torch.zeros(3, 300), aligned=True)
+    orders = [dict.fromkeys(order).keys() for order in ("abcdef", "fedcba", "cafebd")]
+    lengths = [kinfed.ops.fused.step.Step(tensors, order, descent, slopes)._lengths for order in orders]
+    assert torch.equal(lengths[0], lengths[1])
+    assert torch.equal(lengths[0], lengths[2])
+
+
 class Programmed(Local):
     """A method whose clients run this program."""
 

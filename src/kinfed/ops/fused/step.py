@@ -67,7 +67,9 @@ class Step:
         """
         if not self._descent.aligned:
             return
-        moving = [(self._tensors[name].flatten(1), self._slopes[name].flatten(1)) for name in self.moving]
+        # In the tensors' order, because a set's differs from process to process, and with it the rounding of sums.
+        names = [name for name in self._tensors if name in self.moving]
+        moving = [(self._tensors[name].flatten(1), self._slopes[name].flatten(1)) for name in names]
         squares = torch.stack([tensor.square().sum(1) for tensor, _ in moving]).sum(0)
         product = torch.stack([(tensor * slope).sum(1) for tensor, slope in moving]).sum(0)
         self._lengths = squares.sqrt()
