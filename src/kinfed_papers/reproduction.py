@@ -268,13 +268,10 @@ class Reproduction:
 
     def runs(self) -> list[Job]:
         """Every requested run. Of equal ones that are not begun, the first."""
-        first_folder: dict[str, Path] = {}
-        return [
-            job
-            for job in self._list_jobs()
-            if job.folder == first_folder.setdefault(twins.identity(job.experiment.table), job.folder)
-            or RunFolder(job.folder).is_begun
-        ]
+        jobs = self._list_jobs()
+        identities = [twins.identity(job.experiment.table) for job in jobs]
+        is_first = [identities.index(identity) == i for i, identity in enumerate(identities)]
+        return [job for job, first in zip(jobs, is_first, strict=True) if first or RunFolder(job.folder).is_begun]
 
     def _list_jobs(self) -> list[Job]:
         """Every requested run; columns that read the same runs share them."""

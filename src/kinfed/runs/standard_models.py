@@ -401,9 +401,10 @@ def _of_user(data: _Data, task: Any, baseline: NamedBaseline) -> Iterator[_Recip
     """An estimator of the user for each client, and of all rows with the client's mean as one more input."""
     classes, middle = getattr(task, "classes", 0), getattr(task, "mean", 1.0)
     targets: Any = data.y["train"].astype(np.int64) if classes else data.y["train"]
-    there = np.ones(len(targets), bool) if classes else ~np.isnan(targets).any(1)
-    x, y, who, w = data.x["train"][there], targets[there], data.who["train"][there], data.weight["train"]
-    w, end = _rows_of(w, there), time.monotonic() + LIMIT
+    has_target = np.ones(len(targets), bool) if classes else ~np.isnan(targets).any(1)
+    x, y, who = data.x["train"][has_target], targets[has_target], data.who["train"][has_target]
+    w = _rows_of(data.weight["train"], has_target)
+    end = time.monotonic() + LIMIT
 
     def outputs(model: Any, x: Array) -> Array:
         if classes:

@@ -41,17 +41,19 @@ class Shards(Settings):
         hands = [[shards[s] for s in hand] for hand in order.tolist()]
         if not self.overlap:
             return hand_over("shards", dataset, [torch.cat(hand) for hand in hands])
+        owned = [_draw_named(hand, dataset.y, by_class, draw) for hand in hands]
         lots = torch.empty(len(dataset.y), dtype=torch.float64)
         for rows in by_class:
             lots[rows] = torch.arange(len(rows), dtype=torch.float64) / len(rows)
-        owned = []
-        for hand in hands:
-            named = torch.zeros(len(by_class), dtype=torch.int64)  # examples to draw of each class
-            for shard in filter(len, hand):
-                named[dataset.y[shard[0]]] += len(shard)
-            drawn = [_spread_out(rows, size, draw) for rows, size in zip(by_class, named.tolist(), strict=True)]
-            owned.append(torch.cat(drawn))
         return hand_over("shards", dataset, owned, lots=lots)
+
+
+def _draw_named(shards: list[Tensor], y: Tensor, by_class: list[Tensor], draw: torch.Generator) -> Tensor:
+    """Rows of the classes that shards name by their first rows, as many as the shards have."""
+    sizes = torch.zeros(len(by_class), dtype=torch.int64)
+    for shard in filter(len, shards):
+        sizes[y[shard[0]]] += len(shard)
+    return torch.cat([_spread_out(rows, size, draw) for rows, size in zip(by_class, sizes.tolist(), strict=True)])
 
 
 def _spread_out(rows: Tensor, count: int, draw: torch.Generator) -> Tensor:
