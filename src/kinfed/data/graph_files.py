@@ -97,8 +97,8 @@ def read(links: str | Path | GraphFile, names: Sequence[str], *, strangers: bool
     given = links if isinstance(links, GraphFile) else GraphFile(str(links), **settings)
     path, sigma, threshold = Path(given.path), given.sigma, given.threshold
     kind = path.suffix.lower()
-    readers: dict[str, Callable[[Path, list[str], bool, bool], tuple[Tensor, bool]]] = {
-        ".csv": partial(_from_csv, columns=(given.weights, given.distances)),
+    readers: dict[str, Callable[[Path, list[str], bool], tuple[Tensor, bool]]] = {
+        ".csv": partial(_from_csv, given=given),
         ".graphml": _from_graphml,
         ".npz": _from_arrays,
         ".npy": _from_arrays,
@@ -106,7 +106,7 @@ def read(links: str | Path | GraphFile, names: Sequence[str], *, strangers: bool
     if kind not in readers:
         raise UsageError(f"{path}: a graph is read from {', '.join(readers)}; got '{kind}'")
     try:
-        table, are_distances = readers[kind](path, list(names), given.directed, strangers)
+        table, are_distances = readers[kind](path, list(names), strangers)
         if not are_distances:
             return adjacency(table)
         if sigma is None:
@@ -131,16 +131,14 @@ def read(links: str | Path | GraphFile, names: Sequence[str], *, strangers: bool
 Links = Iterable[tuple[str, str, str, float]]  # place in the file, from, to, value
 
 
-def _from_csv(
-    path: Path, names: list[str], directed: bool, strangers: bool, columns: tuple[str, str]
-) -> tuple[Tensor, bool]:
+def _from_csv(path: Path, names: list[str], strangers: bool, given: GraphFile) -> tuple[Tensor, bool]:
     with path.open(newline="", encoding="utf-8-sig") as file:
         rows = csv.DictReader(file, restkey="", strict=True)
         heading = rows.fieldnames = [name.strip() for name in rows.fieldnames or []]
         twice = sorted({name for name in heading if heading.count(name) > 1})
         if twice:
             raise UsageError(f"two columns are named '{twice[0]}'")
-        value = _find_values(heading, *columns)
+        value = _find_values(heading, given.weights, given.distances)
         others = [column for column in heading if column not in ("from", "to")]
         if value is None and others:
             warnings.warn(
@@ -157,8 +155,8 @@ def _from_csv(
                     raise UsageError(f"{place} must have {len(heading)} entries, as the header has")
                 yield place, row["from"].strip(), row["to"].strip(), _number(row[value], place) if value else 1.0
 
-        are_distances = value == columns[1]
-        return _table(links(), names, directed, strangers, math.inf if are_distances else 0.0), are_distances
+        are_distances = value == given.distances
+        return _table(links(), names, given.directed, strangers, math.inf if are_distances else 0.0), are_distances
 
 
 def _find_values(heading: list[str], weight: str, distance: str) -> str | None:
@@ -181,7 +179,7 @@ def _find_values(heading: list[str], weight: str, distance: str) -> str | None:
     return None
 
 
-def _from_graphml(path: Path, names: list[str], directed: bool, strangers: bool) -> tuple[Tensor, bool]:
+def _from_graphml(path: Path, names: list[str], strangers: bool) -> tuple[Tensor, bool]:
     import networkx  # here, as few read such a file
 
     graph = networkx.read_graphml(path)
@@ -191,7 +189,7 @@ def _from_graphml(path: Path, names: list[str], directed: bool, strangers: bool)
     return _table(links, names, graph.is_directed(), strangers, 0.0), False
 
 
-def _from_arrays(path: Path, names: list[str], directed: bool, strangers: bool) -> tuple[Tensor, bool]:
+def _from_arrays(path: Path, names: list[str], strangers: bool) -> tuple[Tensor, bool]:
     held = np.load(path, allow_pickle=False)
     if isinstance(held, np.ndarray):
         return _check_size(names, _square(held, "the array")), False
