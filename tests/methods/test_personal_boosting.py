@@ -16,6 +16,7 @@ from kinfed.core.engine import Rounds, run
 from kinfed.core.history import History, Recorder
 from kinfed.core.mixins import model_for, reduce_uploads
 from kinfed.core.training import Training
+from kinfed.methods.solved import personal_boosting
 from kinfed.methods.solved.personal_boosting import (
     REFINED,
     PersonalBoosting,
@@ -233,6 +234,22 @@ def test_missing_numbers_go_where_the_gain_is_larger():
     assert int(best_splits(histograms, 1, 0.0, 1.0, ~allowed)[0]) == -1
     assert int(best_splits(histograms, 1, 0.0, 6.0, allowed)[0]) == 0
     assert int(best_splits(histograms, 1, 0.0, 16.0, allowed)[0]) == -1
+
+
+@pytest.mark.parametrize("counts", [[3, 2, 4], [3, 70, 2, 9], [60, 40]])
+def test_histograms_of_narrow_and_wide_columns_are_sums_row_by_row(counts):
+    draw = torch.Generator().manual_seed(0)
+    starts = torch.tensor([0, *counts]).cumsum(0)
+    place = torch.stack(
+        [begin + torch.randint(count, (50,), generator=draw) for begin, count in zip(starts, counts, strict=False)]
+    )
+    at = torch.stack([torch.randint(3, 7, (50,), generator=draw), torch.randint(1, 3, (50,), generator=draw)])
+    rows = torch.randint(-999, 999, (2, 50), generator=draw).double() * personal_boosting.UNIT
+    wanted = torch.zeros(2, 7, sum(counts), dtype=torch.float64)
+    for i, nodes in enumerate(at.T.tolist()):
+        for node in nodes:
+            wanted[:, node, place[:, i]] += rows[:, i, None]
+    assert torch.equal(personal_boosting._histograms(at, place, rows, starts, 7), wanted)
 
 
 @pytest.mark.parametrize("heavy", [False, True])

@@ -27,6 +27,7 @@ CELLS = 256  # of a column, in which rows are counted to find its bins
 REFINED = 3  # rounds in which cells become finer where rows are
 SMALLEST, LARGEST = 0.05, 4000.0  # deviations from the mean: the first cells are even up to one, and end at the other
 UNIT = 2.0**-24  # of a row's derivatives: sums of its multiples are exact, so nobody's order decides a split
+NARROW, PART = 4, 64  # cells of a column that is narrow, at most, and cells that are summed at once
 FLAT = 1e-3  # the least curvature of a row
 STEEPEST = 0.7  # of a count's logarithm, the most by which a leaf moves it before the rate
 STEEP = 20.0  # the largest logarithm of a count over the mean
@@ -176,8 +177,7 @@ class PersonalBoosting(Method, Explains, Advises, Solves):
             rows = torch.cat([slope, curvature], 1) * (uniform(client.key("rows"), real) < self.rows)[:, None]
             nodes = _nodes(tensors, int(received.growing[0, 0]), growing)
             at = _at_levels(nodes, where, received.growing[:, 1].tolist())  # [A, n]
-            index = at[:, None] * size + place  # [A, f, n]
-            histograms = _sums(index, rows.T, ((1 << depth) - 1) * size).reshape(rows.shape[1], -1, size)
+            histograms = _histograms(at, place, rows.T, starts, (1 << depth) - 1)
         return state, Upload(none, none, histograms, leaves)
 
     def aggregate(self, roster: Roster, server: Tree, cohort: Tensor, sums: Tree) -> Tree:
@@ -449,10 +449,31 @@ def _round(values: Tensor) -> Tensor:
     return (values / UNIT).round() * UNIT
 
 
+def _histograms(at: Tensor, place: Tensor, rows: Tensor, starts: Tensor, nodes: int) -> Tensor:
+    """[c, nodes, S] sums of rows: [c, n] by nodes at: [A, n] and cells place: [f, n], which begin at starts: [f + 1].
+
+    Those by columns of few cells, as indicators of categories have, are matrix products, which take less time. The bits
+    are the same, because sums of multiples of `UNIT` are exact.
+    """
+    size, counts = int(starts[-1]), starts.diff()
+    wide = (counts > NARROW).nonzero().flatten()
+    sums = _sums(at[:, None] * size + place[wide], rows, nodes * size).reshape(len(rows), nodes, size)
+    if len(wide) == len(counts):
+        return sums
+    every = torch.arange(size, device=starts.device)
+    column = torch.arange(len(counts), device=starts.device).repeat_interleave(counts)
+    narrow = every[counts[column] <= NARROW]
+    reached = (at == torch.arange(nodes, device=at.device)[:, None, None]).any(1)  # [nodes, n]
+    lanes = (rows[:, None] * reached).flatten(0, 1)
+    parts = [lanes @ (place[column[cells]] == cells[:, None]).to(lanes).T for cells in narrow.split(PART)]
+    products = torch.cat(parts, 1).reshape(len(rows), nodes, -1)
+    return torch.cat([sums, products], 2)[..., every.scatter(0, narrow, size + every[: len(narrow)])]
+
+
 def _sums(at: Tensor, rows: Tensor, size: int) -> Tensor:
     """[c, size] sums of rows: [c, n] by places at: [a, f, n] or [f, n]."""
-    lanes = rows.reshape(len(rows), *[1] * (at.ndim - 1), -1).expand(-1, *at.shape)
-    return rows.new_zeros(len(rows), size).scatter_add(1, at.expand_as(lanes).flatten(1), lanes.flatten(1))
+    places, none = at.flatten(), rows.new_zeros(size)
+    return torch.stack([none.scatter_add(0, places, row.expand(at.shape).flatten()) for row in rows])
 
 
 def _sums_by_leaf(rows: Tensor, at: Tensor, count: int) -> Tensor:
