@@ -1,6 +1,7 @@
 """Your own tables: what becomes of rows, and what is refused with its line and column."""
 
 import json
+import math
 import re
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -19,6 +20,7 @@ from kinfed.data.federation import divide
 from kinfed.data.partitions import IID, Dirichlet, LabelPermutations
 from kinfed.data.steps import calendar, usual_calendar
 from kinfed.data.tables.table_reader import TableReader
+from kinfed.data.tables.times import seconds_of
 from kinfed.data.windows import cut
 from kinfed.methods import SFL, FedAvg, Local
 
@@ -422,6 +424,21 @@ def test_dates_without_marks_between_their_parts_are_dates(tmp_path, way):
     rows = "".join(f"a,{day.strftime(way)},{i % 7}.5\n" for i, day in enumerate(days))
     data = read(write(tmp_path, "who,t,y\n" + rows), client="who", target="y", time="t", past=5, horizon=2)
     assert (data.client >= 0).sum() == 70 - 7 + 1  # no gap at the end of a month
+
+
+@pytest.mark.parametrize(
+    ("cell", "day"),
+    [("1998 Q1", "1998-01-01"), ("1998q4", "1998-10-01"), ("2020-W01", "2019-12-30"), ("2020W53", "2020-12-28")],
+)
+def test_quarters_and_weeks_are_their_first_day(cell, day):
+    assert seconds_of(cell) == datetime.fromisoformat(f"{day}T00:00+00:00").timestamp()
+    assert seconds_of("1998 Q5") == seconds_of("2021-W53") == math.inf
+
+
+def test_quarters_are_steps_of_a_series(tmp_path):
+    rows = "".join(f"a,{2000 + i // 4} Q{1 + i % 4},{i % 7}.5\n" for i in range(40))
+    data = read(write(tmp_path, "who,t,y\n" + rows), client="who", target="y", time="t", past=4)
+    assert (data.client >= 0).sum() == 40 - 5 + 1
 
 
 def test_whole_numbers_that_only_look_like_dates_are_numbers(tmp_path):

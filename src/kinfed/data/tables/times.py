@@ -1,5 +1,6 @@
 """Times in text as seconds, and as steps."""
 
+import datetime
 import math
 import re
 from typing import TYPE_CHECKING, NamedTuple
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 ISO = {10: "%Y-%m-%d", 16: "%Y-%m-%d %H:%M", 19: "%Y-%m-%d %H:%M:%S"}  # dates that are read at once, by length
 SAMPLE = 10_000  # cells that tell whether a column of text holds dates
 ZONED = re.compile(r"(.*\d:\d\d\S*?) ?(?:Z|([+-]\d\d)(?::?(\d\d))?)", re.IGNORECASE)
+PERIOD = re.compile(r"(\d{4})(?:[ -]?Q([1-4])|-?W(\d\d))", re.IGNORECASE)  # 1998 Q1 and 1998-W05
 
 
 class Clock(NamedTuple):
@@ -82,10 +84,24 @@ def seconds_of(text: str) -> float:
     if not date[:4].isdecimal():  # NumPy knows now and today
         return np.inf
     try:
-        moment = np.datetime64(date, "us")
+        moment = np.datetime64(_find_first_day(date), "us")
     except ValueError:
         return np.inf
     return np.inf if np.isnat(moment) else float(moment.astype(np.int64)) / 1e6 - ahead
+
+
+def _find_first_day(date: str) -> str:
+    """The first day of a quarter or a week that is written as such; any other date as it is.
+
+    Raises ValueError if the year has no such week.
+    """
+    period = PERIOD.fullmatch(date)
+    if period is None:
+        return date
+    year, quarter, week = period.groups()
+    return (
+        f"{year}-{3 * int(quarter) - 2:02}" if quarter else f"{datetime.date.fromisocalendar(int(year), int(week), 1)}"
+    )
 
 
 def moments_of(text: "polars.Series", formats: Formats) -> Numbers:
