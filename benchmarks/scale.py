@@ -1,11 +1,11 @@
 """Rounds with 1,000 to 100,000 clients: seconds and memory: python benchmarks/scale.py
 
-A client has 16 examples, drawn from one small pool, and a model of 62,006 parameters. Each case runs in a process of
-its own, so that its peak of resident memory is its own. A method's part has training rounds alone: an evaluation of
-everybody has to look at everybody. The part `whole` has runs with `kinfed.fit` that end with an evaluation and are
-saved. The part `lists` has twenty rounds with two evaluations of methods with `neighbours`, each beside FedAvg in one
-process, in seconds of CPU time. Private states in files take 25 GB of disk. Writes its parts of docs/evidence/scale.md;
-`--most 1000` stops at so many clients and writes nothing.
+A client has 16 examples, drawn from one small pool. Each case runs in a process of its own, so that its peak of
+resident memory is its own, and its seconds are of CPU time. The part `rounds` has training rounds alone: an evaluation
+of everybody has to look at everybody. The part `whole` has runs with `kinfed.fit` that end with an evaluation and are
+saved. The part `lists` has twenty rounds with two evaluations, each method beside FedAvg in one process. Private states
+in files take 25 GB of disk. Writes its parts of docs/evidence/scale.md; `--most 1000` stops at so many clients and
+writes nothing.
 """
 
 import argparse
@@ -21,11 +21,14 @@ from itertools import pairwise
 from pathlib import Path
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from kinfed import SGD, Federation, Training, fit
 from kinfed.core.engine import Rounds, sample
 from kinfed.core.graph import Graph
+from kinfed.core.mixins import reduce_uploads
 from kinfed.core.model import Model
+from kinfed.core.rows import Written
 from kinfed.core.tasks import Classification
 from kinfed.methods import METHODS
 from kinfed.methods.sfl import Similarity
@@ -37,26 +40,31 @@ from kinfed_papers.panacea.chunks import ChunkedHeads
 from kinfed_papers.result_pages import put, version
 
 PAGE = Path(__file__).parents[1] / "docs" / "evidence" / "scale.md"
-CLIENTS = (1_000, 10_000, 100_000)
-COHORTS = (100, 1_000)
-TRIED: dict[
-    str, tuple[dict, int]
-] = {  # with what is set for many clients, and the most clients that memory has room for
-    "fedavg": ({}, 100_000),
-    "fedavg-ft": ({}, 100_000),
-    "fedrep": ({}, 100_000),  # this and the next have private states
-    "local": ({}, 100_000),
-    "sfl": ({"structure": Similarity(neighbours=20)}, 10_000),
-    "pfedgat": ({"sketch": 4096}, 10_000),
-    "fedaghn": ({"neighbours": 20}, 10_000),
-    "fedcedar": ({}, 10_000),
-    "panacea": ({"decoder": ChunkedHeads()}, 10_000),
+TITLE = "Rounds with many clients"
+ALL = 100_000  # clients of the largest cases
+LIST = {"neighbours": 20}
+SET: dict[str, dict] = {  # what is set for many clients
+    "kin": LIST,
+    "fedamp": LIST,
+    "heurfedamp": LIST,
+    "pfedgraph": LIST,
+    "fedaghn": LIST,
+    "sfl": {"structure": Similarity(neighbours=20)},
+    "pfedgat": {"sketch": 4096},
+    "panacea": {"decoder": ChunkedHeads()},
+}
+FEW, SOME, MANY, WIDE = (1_000, 100), (10_000, 100), (100_000, 100), (10_000, 1_000)  # clients, and those of a round
+CASES = {  # that memory has room for, with a model of 62,006 numbers each
+    **dict.fromkeys(("fedavg", "fedavg-ft", "fedrep", "local", "fedcedar", "kin"), (FEW, MANY, WIDE)),
+    **dict.fromkeys(("fedamp", "pfedgraph", "fedaghn", "pfedgat"), (FEW, SOME)),
+    **dict.fromkeys(("sfl", "panacea"), (FEW,)),
 }
 WHOLE = [("fedavg", 1_000), ("fedavg", 10_000), ("fedavg", 100_000), ("fedrep", 1_000), ("fedrep", 10_000)]
-LISTED = [  # with lists of 20 neighbours: clients, and numbers of a model
+LISTED = [  # clients, and numbers of a model
     ("kin", 100_000, 62_006),
     ("kin", 10_000, 62_006),
-    *((name, 100_000, 874) for name in ("kin", "fedamp", "pfedgraph", "fedaghn", "heurfedamp")),
+    *((name, 100_000, 874) for name in ("kin", "fedamp", "heurfedamp", "pfedgraph", "fedaghn")),
+    ("sfl", 10_000, 874),
 ]
 TRAINING = Training(epochs=1, batch=16, optimiser=SGD(lr=0.01))
 POOL, EACH, ROUNDS, TWENTY = 2_000, 16, 5, 20
@@ -78,40 +86,41 @@ def ring(clients):
 
 
 def memory():
-    """MB of resident memory, now and at its peak; that of getrusage a process has from the one that started it."""
+    """MB of resident memory at its peak; that of getrusage a process has from the one that started it."""
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    return tuple(int(status[name].split()[0]) / 1e3 for name in ("VmRSS", "VmHWM"))
+    return int(status["VmHWM"].split()[0]) / 1e3
 
 
-def case(name, clients, cohort):
-    """Seconds of a round, and MB before the first round and at the peak of all."""
+def measure_rounds(name, clients, cohort):
+    """CPU seconds of a round, and MB at the peak."""
     torch.manual_seed(0)
-    model, method = Model(MODELS["cnn"]((3, 32, 32), 10)), METHODS[name](**TRIED[name][0])
+    model, method = Model(MODELS["cnn"]((3, 32, 32), 10)), METHODS[name](**SET.get(name, {}))
     fleet = Simulation(federation(clients), model, method, TRAINING)
     roster = fleet.roster(ring(clients) if name == "panacea" else None)
-    server, _ = method.start(roster), fleet.states
-    before, seconds = memory()[0], []
+    server, seconds = method.start(roster), []
     for round in range(ROUNDS):
-        begun = time.perf_counter()
+        begun = time.process_time()
         roster = replace(roster, round=round)
         chosen = sample(roster, cohort / clients)
         _, uploads = fleet.train(round, chosen, method.send(roster, server, chosen))
-        server = method.aggregate(roster, server, chosen, uploads)
-        seconds.append(time.perf_counter() - begun)
-    return {"seconds": statistics.median(seconds), "before": before, "peak": memory()[1]}
+        given = reduce_uploads(method, roster, chosen, uploads)
+        with Written(tree_leaves(server), [roster.theta]).allow():
+            server = method.aggregate(roster, server, chosen, given)
+        seconds.append(time.process_time() - begun)
+    return {"round": statistics.median(seconds), "peak": memory()}
 
 
-def whole(name, clients):
-    """Seconds, and MB at the peak, of five rounds of 1,000 clients, an evaluation of all, and all that a run leaves."""
+def measure_whole(name, clients):
+    """CPU seconds of five rounds of 1,000 clients with an evaluation, and of all that a run leaves; MB at the peak."""
     torch.manual_seed(0)
-    begun = time.perf_counter()
+    begun = time.process_time()
     how = {"rounds": Rounds(ROUNDS, evaluate_every=ROUNDS), "participation": 1_000 / clients}
     run = fit(METHODS[name](), federation(clients), MODELS["cnn"]((3, 32, 32), 10), training=TRAINING, **how)
-    trained = time.perf_counter()
+    trained = time.process_time()
     with tempfile.TemporaryDirectory() as folder:
         results.save(run, folder)
         files = sum(path.stat().st_size for path in Path(folder).iterdir()) / 1e6
-    return {"fit": trained - begun, "save": time.perf_counter() - trained, "files": files, "peak": memory()[1]}
+    return {"fit": trained - begun, "save": time.process_time() - trained, "files": files, "peak": memory()}
 
 
 def compare_lists(name, clients, numbers):
@@ -121,7 +130,7 @@ def compare_lists(name, clients, numbers):
     seconds = {}
     for run, method in (
         ("fedavg", METHODS["fedavg"]()),
-        (name, METHODS[name](neighbours=20)),
+        (name, METHODS[name](**SET.get(name, {}))),
     ):
         torch.manual_seed(0)
         module = MODELS["mlp"]((21,), 10, hidden=(27,)) if few else MODELS["cnn"]((3, 32, 32), 10)
@@ -134,8 +143,14 @@ def compare_lists(name, clients, numbers):
         scored = [TWENTY // 2 - 2, TWENTY - 2]
         plain = statistics.fmean(t for i, t in enumerate(took) if i not in scored)
         seconds[run] = plain, statistics.fmean(took[i] for i in scored) - plain
-    (fedavg, _), (plain, scores) = seconds["fedavg"], seconds[name]
-    return {"round": plain, "times": plain / fedavg, "evaluation": scores, "peak": memory()[1]}
+    (fedavg, looks), (plain, scores) = seconds["fedavg"], seconds[name]
+    return {
+        "round": plain,
+        "times": plain / fedavg,
+        "evaluation": scores,
+        "looks": scores / looks,
+        "peak": memory(),
+    }
 
 
 def run_alone(*arguments):
@@ -144,89 +159,82 @@ def run_alone(*arguments):
     return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
 
 
-PARTS = {"case": case, "whole": whole, "lists": compare_lists}
+PARTS = {"rounds": measure_rounds, "whole": measure_whole, "lists": compare_lists}
+
+
+def write_rounds(machine, most):
+    """The lines of the part on training rounds."""
+    yield "## Training rounds"
+    yield ""
+    yield f"The median of {ROUNDS} rounds, of a model of 62,006 numbers. {machine}"
+    yield ""
+    yield "| method | settings | clients | cohort | CPU seconds a round | MB at the peak |"
+    yield "| --- | --- | ---: | ---: | ---: | ---: |"
+    for name, cases in CASES.items():
+        settings = ", ".join(f"`{key}={value}`" for key, value in SET.get(name, {}).items())
+        for clients, cohort in cases:
+            if clients <= most:
+                figures = run_alone(f"rounds:{name}", clients, cohort)
+                cells = f"{figures['round']:.2f} | {figures['peak']:.0f}"
+                yield f"| `{name}` | {settings} | {clients:,} | {cohort:,} | {cells} |"
+
+
+def write_whole(machine, most):
+    """The lines of the part on whole runs."""
+    yield "## Whole runs"
+    yield ""
+    yield f"{ROUNDS} rounds of 1,000 clients, an evaluation of everybody, and all that a run leaves. {machine}"
+    yield ""
+    yield "| method | clients | CPU seconds to fit | to save | MB of files | MB at the peak |"
+    yield "| --- | ---: | ---: | ---: | ---: | ---: |"
+    for name, clients in WHOLE:
+        if clients <= most:
+            figures = run_alone(f"whole:{name}", clients)
+            cells = " | ".join(f"{figures[key]:.0f}" for key in ("fit", "save", "files", "peak"))
+            yield f"| `{name}` | {clients:,} | {cells} |"
 
 
 def write_lists(machine, most):
-    """The part on methods with lists."""
-    lines = [
-        "## Lists of neighbours",
-        "",
-        f"{TWENTY} rounds of 100 clients with `neighbours=20`, two of them evaluated: CPU seconds of a round, as the",
-        "mean of those that are not evaluated, how many times FedAvg's in the same process that is, what an evaluation",
-        "takes beside a round, and memory at the peak. A row alone: `--case lists:METHOD CLIENTS NUMBERS`.",
-        machine,
-        "",
-        "| method | clients | numbers | seconds a round | times FedAvg's | seconds an evaluation | MB at the peak |",
-        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
-    ]
+    """The lines of the part on methods with lists."""
+    yield "## Lists of neighbours"
+    yield ""
+    yield f"{TWENTY} rounds of 100 clients with `neighbours=20`, in `sfl` with links to 20, of which two are evaluated."
+    yield "CPU seconds of a round are the mean of the others, and those of an evaluation what it takes beside a round."
+    yield "FedAvg's are of the same process. For one row: `--case lists:METHOD CLIENTS NUMBERS`."
+    yield machine
+    yield ""
+    yield "| method | clients | numbers | a round | times FedAvg's | an evaluation | times FedAvg's | MB at the peak |"
+    yield "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |"
     for name, clients, numbers in LISTED:
         if clients <= most:
-            figures = run_alone(f"lists:{name}", clients, numbers)
-            cells = (
-                f"{figures['round']:.2f} | {figures['times']:.1f} | {figures['evaluation']:.1f} | {figures['peak']:.0f}"
-            )
-            lines.append(f"| {name} | {clients:,} | {numbers:,} | {cells} |")
-            print(lines[-1], flush=True)
-    if most >= CLIENTS[-1]:
-        put(PAGE, "lists", "\n".join(lines), "Rounds with many clients")
+            found = run_alone(f"lists:{name}", clients, numbers)
+            cells = f"{found['round']:.3f} | {found['times']:.1f} | {found['evaluation']:.1f} | {found['looks']:.1f}"
+            yield f"| `{name}` | {clients:,} | {numbers:,} | {cells} | {found['peak']:.0f} |"
+
+
+WRITERS = {"rounds": write_rounds, "whole": write_whole, "lists": write_lists}
 
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument(
-        "methods", nargs="*", choices=[[], "whole", "lists", *TRIED], metavar="PART", help="default: all"
-    )
+    parser.add_argument("parts", nargs="*", choices=[[], *WRITERS], metavar="PART", help="default: all")
     parser.add_argument("--case", nargs="+")
-    parser.add_argument("--most", type=int, default=CLIENTS[-1])
+    parser.add_argument("--most", type=int, default=ALL)
     args = parser.parse_args()
     if args.case:
         name, *numbers = args.case
         part, name = name.split(":")
         print(json.dumps(PARTS[part](name, *map(int, numbers))))
         return
-    threads = torch.get_num_threads()
-    machine = f"{version()}, PyTorch {torch.__version__}, Python {platform.python_version()}, {threads} threads."
-    parts = args.methods or ["whole", "lists", *TRIED]
-    if "lists" in parts:
-        write_lists(machine, args.most)
-    if "whole" in parts:
-        lines = [
-            "## Whole runs",
-            "",
-            f"{ROUNDS} rounds of 1,000 clients, an evaluation of everybody, and all that a run leaves. {machine}",
-            "",
-            "| method | clients | seconds to fit | seconds to save | MB of files | MB at the peak |",
-            "| --- | --- | --- | --- | --- | --- |",
-        ]
-        for name, clients in WHOLE:
-            figures = run_alone(f"whole:{name}", clients) if clients <= args.most else {}
-            cells = (f"{figures[key]:.0f}" if figures else "" for key in ("fit", "save", "files", "peak"))
-            lines.append(f"| {name} | {clients:,} | {' | '.join(cells)} |")
-            print(lines[-1], flush=True)
-        if args.most >= CLIENTS[-1]:
-            put(PAGE, "whole", "\n".join(lines), "Rounds with many clients")
-    for name in (part for part in parts if part not in ("whole", "lists")):
-        settings, room = TRIED[name]
-        changed = ", ".join(f"`{key}={value}`" for key, value in settings.items())
-        lines = [
-            f"## {name}",
-            "",
-            f"With {changed}. {machine}" if changed else machine,
-            "",
-            "| cohort | clients | seconds a round | MB before | MB more in rounds |",
-            "| --- | --- | --- | --- | --- |",
-        ]
-        for cohort in COHORTS:
-            for clients in (n for n in CLIENTS if n <= min(args.most, room)):
-                figures = run_alone(f"case:{name}", clients, cohort)
-                lines.append(
-                    f"| {cohort:,} | {clients:,} | {figures['seconds']:.2f} "
-                    f"| {figures['before']:.0f} | {figures['peak'] - figures['before']:.0f} |"
-                )
-                print(name, lines[-1], flush=True)
-        if args.most >= CLIENTS[-1]:
-            put(PAGE, name, "\n".join(lines), "Rounds with many clients")
+    threads = f"{torch.get_num_threads()} thread{'s' * (torch.get_num_threads() > 1)}"
+    machine = f"{version()}, PyTorch {torch.__version__}, Python {platform.python_version()}, {threads}."
+    for part in args.parts or WRITERS:
+        lines = []
+        for line in WRITERS[part](machine, args.most):
+            print(line, flush=True)
+            lines.append(line)
+        if args.most >= ALL:
+            put(PAGE, part, "\n".join(lines), TITLE)
 
 
 if __name__ == "__main__":
