@@ -7,6 +7,9 @@ import torch
 from processes import run_kinfed
 from safetensors.torch import load_file
 
+from kinfed.core.batches import Ragged
+from kinfed.simulation.distributed import take_examples
+
 
 def run(tmp_path, processes, name, method, *more):
     arguments = ("run", method, "rounds=3", "federation.clients=8", "training.epochs=1", "participation=0.5", *more)
@@ -93,6 +96,8 @@ if __name__ == "__main__":
     alone = torch.load(sys.argv[1])
     with distributed.group():
         for method, (models, scores) in alone.items():
+            device = torch.device("meta" if method == "scaffold" else "cpu")  # as if for a device of their own
+            distributed.pick_device = lambda name: device
             data, run = trained(method)
             assert "divided among 2 processes" in run.cost.reason
             for key, value in scores.items():
@@ -104,6 +109,10 @@ if __name__ == "__main__":
         assert len(fleet.roster()) == 5
         mine = 3 if distributed.leads() else 2
         assert fleet._local.state.theta.shape == (mine, 10), fleet._local.state.theta.shape
+        assert len(fleet._local.clients.pool.x) == 150
+        distributed.pick_device = lambda name: torch.device("meta")
+        apart = Distributed(data, Model(nn.Linear(4, 2)), Local(), Training(), execution=Execution("loop"))
+        assert len(apart._local.clients.pool.x) == (86 if distributed.leads() else 64)
         states.LARGE = 0
         filed = Distributed(data, Model(nn.Linear(4, 2)), Local(), Training(), execution=Execution("loop"))
         assert len(filed.states.keep()[0]) == 0  # nobody has joined: what a resumed run begins with
@@ -127,6 +136,23 @@ def test_two_processes_find_what_one_finds_and_each_holds_its_own_clients_states
         alone[method] = (history.models, history.scores[-1])
     torch.save(alone, tmp_path / "alone.pt")
     run_kinfed(tmp_path, 2, tmp_path / "alone.pt", script=SHARED)
+
+
+def test_a_device_gets_examples_of_its_own_clients_alone():
+    x = torch.arange(24.0)[:, None]
+    rows = {
+        "train": Ragged.join([torch.tensor([7, 3]), torch.tensor([20])]),
+        "test": Ragged.join([torch.tensor([3, 9])]),
+    }
+    moved, pool = take_examples(rows, {"x": x, "y": x[:, 0], "weights": None})
+    assert pool["x"].tolist() == [[3.0], [7.0], [9.0], [20.0]]
+    assert pool["weights"] is None
+    for split, parts in rows.items():
+        for before, after in zip(parts, moved[split], strict=True):
+            assert torch.equal(x[before], pool["x"][after])
+            assert torch.equal(x[before, 0], pool["y"][after])
+    windows = x[:, 0].unfold(0, 8, 1)  # [17, 8] of 24 numbers
+    assert take_examples(rows, {"x": windows, "y": windows})[1]["x"] is windows
 
 
 @pytest.mark.slow

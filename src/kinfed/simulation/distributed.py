@@ -26,6 +26,7 @@ from ..core.training import Training
 from ..core.trees import Axis, Tree
 from ..data.federation import Federation
 from ..errors import RunError, UsageError, explain
+from .devices import pick_device
 from .execution import Execution
 from .simulation import Simulation
 
@@ -72,6 +73,21 @@ def agree(value: Any) -> Any:
     return values[0]
 
 
+def take_examples(
+    rows: dict[str, Ragged], pool: dict[str, Tensor | None]
+) -> tuple[dict[str, Ragged], dict[str, Tensor | None]]:
+    """Rows of clients by split, and tables: [n, ...] of a pool of which nothing is left but these rows.
+
+    Windows, which overlap in memory, stay where they are, as copies would take more room than all readings.
+    """
+    if any(t is not None and t.numel() * t.element_size() > t.untyped_storage().nbytes() for t in pool.values()):
+        return rows, pool
+    taken, place = torch.cat([part.flat for part in rows.values()]).unique(return_inverse=True)
+    places = place.split([len(part.flat) for part in rows.values()])
+    moved = {split: Ragged(at, part.sizes) for (split, part), at in zip(rows.items(), places, strict=True)}
+    return moved, {name: None if t is None else t[taken] for name, t in pool.items()}
+
+
 class Distributed:
     """A fleet around a Simulation of this process's share of the clients; takes the same arguments."""
 
@@ -88,7 +104,7 @@ class Distributed:
             )
         self._everyone = torch.arange(len(federation))
         self._own_ids = self._everyone[self._everyone % self._world == self._rank]
-        share = self._share(federation)
+        share = self._share(federation, pick_device(execution.device))
         local: Simulation = self._run_together(lambda: Simulation(share, *arguments, execution=execution, **settings))
         # With other clients, another process may have chosen another executor.
         leader = agree(local.how)
@@ -167,16 +183,19 @@ class Distributed:
         """What the models of some of these make of test examples, as `Simulation.answers`."""
         return self._local.answers((ids // self._world).to(self.device), states, common, count)
 
-    def _share(self, federation: Federation) -> Federation:
-        """This process's clients. The whole federation has been checked; a part of it need not pass the checks."""
+    def _share(self, federation: Federation, device: torch.device) -> Federation:
+        """This process's clients. The whole federation has been checked; a part of it need not pass the checks.
+
+        To another device than the CPU, where all examples are, go those of its own clients alone.
+        """
         part = copy.copy(federation)
         ids = self._own_ids.tolist()
         rows = {split: Ragged.join([parts[i] for i in ids]) for split, parts in federation.rows.items()}
-        for name, value in (
-            ("rows", rows),
-            ("names", [self.names[i] for i in self._own_ids.tolist()]),
-            ("graph", None),
-        ):
+        pool = {"x": federation.x, "y": federation.y, "weights": federation.weights}
+        if device.type != "cpu":
+            rows, pool = take_examples(rows, pool)
+        names = [self.names[i] for i in ids]
+        for name, value in ({"rows": rows, "names": names, "graph": None} | pool).items():
             object.__setattr__(part, name, value)
         return part
 
