@@ -64,7 +64,7 @@ LISTED = [  # clients, and numbers of a model
     ("kin", 100_000, 62_006),
     ("kin", 10_000, 62_006),
     *((name, 100_000, 874) for name in ("kin", "fedamp", "heurfedamp", "pfedgraph", "fedaghn")),
-    ("sfl", 10_000, 874),
+    ("sfl", 1_000, 874),
 ]
 TRAINING = Training(epochs=1, batch=16, optimiser=SGD(lr=0.01))
 POOL, EACH, ROUNDS, TWENTY = 2_000, 16, 5, 20
@@ -207,9 +207,10 @@ def write_lists(machine, most):
     yield "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |"
     for name, clients, numbers in LISTED:
         if clients <= most:
-            found = run_alone(f"lists:{name}", clients, numbers)
-            cells = f"{found['round']:.3f} | {found['times']:.1f} | {found['evaluation']:.1f} | {found['looks']:.1f}"
-            yield f"| `{name}` | {clients:,} | {numbers:,} | {cells} | {found['peak']:.0f} |"
+            figures = run_alone(f"lists:{name}", clients, numbers)
+            ratios = f"{figures['times']:.1f} | {figures['evaluation']:.1f} | {figures['looks']:.1f}"
+            cells = f"{figures['round']:.3f} | {ratios}"
+            yield f"| `{name}` | {clients:,} | {numbers:,} | {cells} | {figures['peak']:.0f} |"
 
 
 WRITERS = {"rounds": write_rounds, "whole": write_whole, "lists": write_lists}
@@ -226,7 +227,7 @@ def main():
         part, name = name.split(":")
         print(json.dumps(PARTS[part](name, *map(int, numbers))))
         return
-    threads = f"{torch.get_num_threads()} thread{'s' * (torch.get_num_threads() > 1)}"
+    threads = f"{torch.get_num_threads()} threads" if torch.get_num_threads() > 1 else "1 thread"
     machine = f"{version()}, PyTorch {torch.__version__}, Python {platform.python_version()}, {threads}."
     for part in args.parts or WRITERS:
         lines = []

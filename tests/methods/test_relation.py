@@ -10,7 +10,7 @@ from torch import nn
 from kinfed.core.layout import Layout
 from kinfed.core.rows import take
 from kinfed.ops.sketch import SPARE
-from kinfed.relations import Distance, Everyone, Nearest, Softmax, Weights, relate
+from kinfed.relations import Cosine, Distance, Everyone, Nearest, Softmax, Weights, relate
 
 float64 = torch.float64
 
@@ -87,3 +87,20 @@ def test_models_of_other_lengths_mix_as_a_table_of_them_would(roster, among):
     mixed, layout = weights.mix(theta, known.layout, scale), known.layout
     torch.testing.assert_close(mixed, weights.dense(90) @ (scale[:, None] * theta), rtol=0, atol=1e-13)
     torch.testing.assert_close(mixed, weights.mix(scale[:, None] * theta, layout), rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("some", [[0, 3, 8, 9], [3, 9], [8]])
+def test_lists_of_who_counts_nothing_change_no_other(roster, some):
+    known, theta = roster(200, size=12), random(200, 12)
+    mass, cohort = 1.0 * (known.everyone % 2 == 0), torch.tensor(some)
+    heard = mass[cohort] > 0
+
+    def find(ids):
+        return relate(Cosine(), Softmax(), Nearest(3), known, partial(take, theta), mass, ids)
+
+    found, expected = find(cohort), find(cohort[heard])
+    assert torch.equal(found.unheard, ~heard)
+    assert not found.weights.rows[~heard].any()
+    some_of_them = found.weights.rows_of(heard.nonzero().squeeze(1))
+    assert torch.equal(some_of_them.near, expected.weights.near)
+    assert torch.equal(some_of_them.mix(theta, known.layout), expected.weights.mix(theta, known.layout))

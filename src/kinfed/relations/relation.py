@@ -163,18 +163,22 @@ class Relation(NamedTuple):
 
         The others are unheard: they list some clients without weight.
         """
-        (rows, near, *_), unheard, similarity, what = self
+        (rows, near, senders, rest), unheard, similarity, what = self
         assert near is not None
         if at.all():
             return self
         some = (cohort[:, None] + torch.arange(near.shape[1], device=cohort.device)) % count
         places = at.nonzero().squeeze(1)
-        rows, similarity = (
-            table.new_zeros(*table.shape[:-2], len(cohort), near.shape[1]).index_copy(-2, places, table)
-            for table in (rows, similarity)
-        )
-        near = some.index_copy(0, places, near)
-        return Relation(Weights(rows, near), torch.ones_like(at).masked_scatter(at, unheard), similarity, what)
+
+        def widen(table: Tensor) -> Tensor:
+            none = table.new_zeros(*table.shape[:-2], len(cohort), table.shape[-1])
+            return none.index_copy(-2, places, table)
+
+        if rest is not None:
+            weight = widen(rest.weight[..., None])[..., 0]
+            rest = rest._replace(weight=weight, rows=widen(rest.rows), shares=widen(rest.shares))
+        weights = Weights(widen(rows), some.index_copy(0, places, near), senders, rest)
+        return Relation(weights, torch.ones_like(at).masked_scatter(at, unheard), widen(similarity), what)
 
 
 def relate(
@@ -190,9 +194,13 @@ def relate(
     """Whom the cohort: [K] learns from, by how much clients count: [N], and by vectors(ids): [m, d] of ids: [m].
 
     The vectors are compared. sketch: [N, s] is of them; without it they are sketched here, if lists are made. A client
-    that counts nothing has no weight, and equal ones for those that it may learn from. Raises UsageError unless `weigh`
-    gives rows of weights for what it is given.
+    that counts nothing has no weight, and equal ones for those that it may learn from; in lists some without weight.
+    Raises UsageError unless `weigh` gives rows of weights for what it is given.
     """
+    heard = mass[cohort] > 0
+    if isinstance(among, Nearest) and among.count < len(roster) - 1 and not heard.all():  # no lists for the others
+        part = relate(compare, weigh, among, roster, vectors, mass, cohort[heard], sketch)
+        return part.spread(cohort, heard, len(roster))
     if isinstance(among, Nearest) and not isinstance(sketch, Tensor):
         sketch = sketch_rows(roster, vectors(roster.everyone))
     near, linked, kept = among.find(roster, sketch, cohort, mass > 0)
