@@ -96,6 +96,7 @@ def measure_rounds(name, clients, cohort):
     torch.manual_seed(0)
     model, method = Model(MODELS["cnn"]((3, 32, 32), 10)), METHODS[name](**SET.get(name, {}))
     fleet = Simulation(federation(clients), model, method, TRAINING)
+    method = fleet.method
     roster = fleet.roster(ring(clients) if name == "panacea" else None)
     server, seconds = method.start(roster), []
     for round in range(ROUNDS):
