@@ -41,11 +41,9 @@ class Comparison(NamedTuple):
         if len(self.differences) < 2:
             return -math.inf, math.inf
         mean_interval = interval(np.array([[value] for value in self.differences.values()]))
-        return (
-            (mean_interval.mean, mean_interval.mean)
-            if math.isnan(mean_interval.low)
-            else (mean_interval.low, mean_interval.high)
-        )  # all are equal
+        if math.isnan(mean_interval.low):  # all are equal
+            return mean_interval.mean, mean_interval.mean
+        return mean_interval.low, mean_interval.high
 
     @property
     def p(self) -> float:

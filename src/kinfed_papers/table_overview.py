@@ -120,11 +120,9 @@ def _claims(name: str, path: Path, flags: Mapping[str, None]) -> list[Grid]:
     figures = claim_verdicts.of_csv(path / "table.csv")
     verdicts = [] if "own model" in flags else claim_verdicts.verdicts(protocol, figures, coverage.floors(name))
     rows = [[verdict.claim.says, verdict.answer, verdict.text] for verdict in verdicts]
-    return (
-        [Grid("claims", "What the paper claims", ("claim", "here", "by how much"), [rows], text_columns=3)]
-        if rows
-        else []
-    )
+    if not rows:
+        return []
+    return [Grid("claims", "What the paper claims", ("claim", "here", "by how much"), [rows], text_columns=3)]
 
 
 def _columns(path: Path, name: str, measured: Lines) -> list[Part]:

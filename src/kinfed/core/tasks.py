@@ -455,8 +455,6 @@ def selected_task(task: Task, metric: str) -> Task:
         raise UsageError(
             f"select_by: {type(task).__name__.lower()} has no '{metric}'; choose one of {', '.join(task.selectable)}"
         )
-    return (
-        replace(task, by_class=True)
-        if isinstance(task, Classification) and metric in (*metrics.BY_CLASS, *metrics.CALIBRATION)
-        else task
-    )
+    if isinstance(task, Classification) and metric in (*metrics.BY_CLASS, *metrics.CALIBRATION):
+        return replace(task, by_class=True)
+    return task

@@ -95,11 +95,9 @@ class Experiment(Learning):
         Newcomers are left out. `former` is the summary of an earlier run, as whose inputs and targets these are scaled.
         """
         federation, new = self.everyone(data_dir, seed, dataset, former)
-        return (
-            federation
-            if not new
-            else federation.part(torch.tensor([i for i in range(len(federation)) if i not in new]))
-        )
+        if not new:
+            return federation
+        return federation.part(torch.tensor([i for i in range(len(federation)) if i not in new]))
 
     def everyone(
         self, data_dir: Path | None, seed: int, dataset: Dataset | None = None, former: Summary | None = None
