@@ -83,7 +83,7 @@ class MaskedRound:
             for _, reply in sorted(revealed.items())
         ]
         seeds = {name: bytes.fromhex(reply.fields["seed"]) for name, reply in revealed.items()}
-        context = messages.round_digest(invitation, round, model)
+        context = messages.round_digest(messages.run_digest(invitation), round, model)
         form = FixedPoint(find_largest(self.privacy, self.rounds), len(keys))
         try:
             total = form.decode(unmask(masked, seeds, opened[:threshold], [*boxes], keys, context))

@@ -4,12 +4,13 @@ A site that is started anew has forgotten them, and sits out that round. It neve
 """
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from kinfed.core.private.privacy import Privacy
+from kinfed.runs.config import parts
 
 from ..masking.fixed_point import FixedPoint
 from ..masking.key_agreement import BoxKey, PublicKeys
@@ -19,8 +20,18 @@ from ..masking.upload_numbers import Numbers
 from ..wire import messages
 from ..wire.messages import Fields, Message
 from .drawn_rows import Withheld
+from .site_files import ExperimentFolder
 
 LOST = "it has no keys of this round, as it was started anew or asked for another since; it takes part in the next"
+
+
+class MaskedRun(NamedTuple):
+    """What rounds of a run with masks need of the message by which the site joined it."""
+
+    stamp: tuple[int, int]  # of the file with that message
+    table: dict[str, Any]
+    privacy: Privacy
+    digest: str
 
 
 class _Begun(NamedTuple):
@@ -44,6 +55,20 @@ class MaskedRounds:
         self._trusted = read_members(Path(members)) if members else None
         self._box = BoxKey()
         self._begun: _Begun | None = None
+        self._run: MaskedRun | None = None  # the last, as its first model is long to read and to hash
+
+    def find_run(self, folder: ExperimentFolder) -> MaskedRun:
+        """The run of this folder, which the site has joined; raises Withheld for one without masks."""
+        if self._run is None or self._run.stamp != folder.stamp:
+            invitation = folder.invitation()
+            assert invitation is not None
+            table = invitation.fields["table"]
+            settings = table.get("privacy", {})
+            if not settings.get("masked"):
+                raise Withheld("the plan has no masks, so it makes no keys for them")
+            privacy: Privacy = parts.call(Privacy, settings, "privacy")[0]
+            self._run = MaskedRun(folder.stamp, table, privacy, messages.run_digest(invitation))
+        return self._run
 
     def offer_keys(self, privacy: Privacy, context: bytes, fields: Fields) -> Message:
         """New keys for a round; those of the same round if the server asks again."""

@@ -27,7 +27,7 @@ from kinfed.core import trees
 from kinfed.core.metrics import ALWAYS, effective_rows
 from kinfed.core.mixins import weigh
 from kinfed.core.model import Model
-from kinfed.core.private.privacy import NoisedSteps, Privacy
+from kinfed.core.private.privacy import NoisedSteps
 from kinfed.core.private.private_sums import check_masks, find_noise
 from kinfed.core.private.private_training import SecretLots
 from kinfed.core.sharing import Sharing
@@ -235,18 +235,17 @@ class Site:
     def _offer(self, message: Message) -> Message:
         """Keys of this site's for a masked round."""
         messages.check("offer", message.fields)
-        invitation = self._folder_of(message.fields).invitation()
-        if invitation is None:
+        folder = self._folder_of(message.fields)
+        if not any(folder.stamp):
             return self._answer(join=True)
         # What the site allows is looked at when it is asked for its upload.
-        settings = invitation.fields["table"].get("privacy", {})
-        if self._masks is None or not settings.get("masked"):
-            raise Withheld("the plan has no masks, so it makes no keys for them")
-        privacy: Privacy = parts.call(Privacy, settings, "privacy")[0]
+        if self._masks is None:
+            raise Withheld(NO_MASKS)
+        run = self._masks.find_run(folder)
         round = messages.round_of(message.fields, "round")
-        self._agreements.check_masked(invitation.fields["table"], invitation.fields["experiment"], round)
-        context = messages.round_digest(invitation, round, message.fields["model"])
-        return self._masks.offer_keys(privacy, context, message.fields)
+        self._agreements.check_masked(run.table, message.fields["experiment"], round)
+        context = messages.round_digest(run.digest, round, message.fields["model"])
+        return self._masks.offer_keys(run.privacy, context, message.fields)
 
     def _require_masks(self, kind: str, message: Message) -> MaskedRounds:
         messages.check(kind, message.fields)
@@ -294,7 +293,7 @@ class Site:
         train = None if round is None else (round, _receive(message, "train", state.forms))
         if train is not None:
             self._check_sums(simulation, *train)
-        masked = self._open_shares(planned, invitation, message, train)
+        masked = self._open_shares(planned, folder, message, train)
         parts = {"evaluation": evaluate, "training": train}
         kinds = [kind for kind, part in parts.items() if part is not None]
         if kinds:  # counted before it is computed, so that a site that is killed has counted it
@@ -360,14 +359,15 @@ class Site:
         self._report(f"{STAYS}{line}")
 
     def _open_shares(
-        self, planned: plan.Plan, invitation: Message, message: Message, train: tuple[int, Tree] | None
+        self, planned: plan.Plan, folder: ExperimentFolder, message: Message, train: tuple[int, Tree] | None
     ) -> int:
         """Take what others have shared for a masked round; returns which round it is, -1 if none is masked."""
         privacy = planned.learning.training.masks
         if privacy is None or train is None:
             return -1
-        context = messages.round_digest(invitation, train[0], messages.model_digest(message))
-        count = self._require_masks("round", message).open_shares(message.fields, context)
+        masks = self._require_masks("round", message)
+        context = messages.round_digest(masks.find_run(folder).digest, train[0], messages.model_digest(message))
+        count = masks.open_shares(message.fields, context)
         if privacy.unit == "client":
             privacy.check_count(count)
         return train[0]

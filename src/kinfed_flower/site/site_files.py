@@ -43,6 +43,13 @@ class ExperimentFolder:
             )
         self.path = site / experiment
 
+    @property
+    def stamp(self) -> tuple[int, int]:
+        """Of the file that says how the site joined this run, which is another once it has joined anew; 0 before."""
+        path = self.path / SITE
+        about = path.stat() if path.exists() else None
+        return (about.st_ino, about.st_mtime_ns) if about else (0, 0)
+
     def invitation(self) -> Message | None:
         """The message by which the site joined, None before it has; raises RunError if its file is damaged."""
         path = self.path / SITE

@@ -173,7 +173,7 @@ def digest(message: Message) -> str:
     for name in sorted(message.arrays):
         array = message.arrays[name].detach().cpu().contiguous()
         hashed.update(f"\0{name}\0{array.dtype}\0{list(array.shape)}\0".encode())
-        hashed.update(array.numpy().tobytes())
+        hashed.update(array.flatten().numpy().data)
     return hashed.hexdigest()
 
 
@@ -183,11 +183,16 @@ def model_digest(message: Message) -> str:
     return digest(Message({"train": message.fields.get("train")}, arrays))
 
 
-def round_digest(invitation: Message, round: int, model: str) -> bytes:
-    """[32 bytes] a hash of all by which members of a masked round must be alike: run, plan, round and model."""
+def run_digest(invitation: Message) -> str:
+    """A hash of all by which members of a run with masks must be alike: run, plan and initial model."""
     names = ("experiment", "table", "task", "shape", "outputs", "layout")
-    fields = {name: invitation.fields.get(name) for name in names} | {"round": round, "model": model}
-    return bytes.fromhex(digest(Message(fields, {"theta": invitation.arrays["theta"]})))
+    fields = {name: invitation.fields.get(name) for name in names}
+    return digest(Message(fields, {"theta": invitation.arrays["theta"]}))
+
+
+def round_digest(run: str, round: int, model: str) -> bytes:
+    """[32 bytes] a hash of all by which members of a masked round must be alike: `run_digest`, round and model."""
+    return bytes.fromhex(digest(Message({"run": run, "round": round, "model": model}, {})))
 
 
 def layout_digest(layout: Layout) -> str:
