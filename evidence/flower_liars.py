@@ -526,14 +526,17 @@ def read_by_scores(note, folder):
                 for _, _, _, value in reply.fields.get("scores", ())
                 if value == value
             }
-        told = f"{max(digits)} binary digits a score at most" if max(digits) else "no score, as these stay at the site"
+        scores = (
+            f"{max(digits)} binary digits a score at most" if max(digits) else "no score, as these stay at the site"
+        )
+        outcome = "bounded" if max(digits) else "shut"
         also = f" with FedAvg and {what}" if what else ""
         note(
             f"400 evaluations of crafted models under docs/deploy.md's plan{also}, agreed to; 385 read all 27 held-out "
             "rows when they were not counted",
             SERVER,
-            f"{answered} answered, each shown, with {told}; then “{site_said(screens)}”",
-            ("bounded" if max(digits) else "shut") if answered <= 20 + REPEATED else "OPEN",
+            f"{answered} answered, each shown, with {scores}; then “{site_said(screens)}”",
+            "OPEN" if answered > 20 + REPEATED else outcome,
         )
 
 
