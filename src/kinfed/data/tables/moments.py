@@ -184,7 +184,8 @@ def _check_once(column: Column, held: Owners, rank: Codes) -> None:
     client, time = held.names[held.who[row]], column.values[int(row)]
     where = column.row(before).rpartition(", ")[2]
     has_clock = re.search(r"\d:\d\d", str(time))
-    fix = "; where clocks went back, write times with a zone, such as +01:00" if has_clock else ""
+    fix = "; a series has one reading at a time, so keep one, or join the columns that name a series into one column"
+    fix = "; where clocks went back, write times with a zone, such as +01:00" if has_clock else fix
     raise UsageError(
         f"{column.place(row)}: client '{client}' has another row at the time {time}, in {where}{fix}",
         Fault.TWICE,
