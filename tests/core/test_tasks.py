@@ -374,3 +374,16 @@ def test_answers_are_scored_within_what_training_saw():
     assert float(task.score(outputs, y, real)["mae"]) == pytest.approx(2 / 3)
     counts = Counts(2.0, high=8.0).score(torch.tensor([50.0]), torch.tensor([8.0]), torch.ones(1))
     assert float(counts["mae"]) == pytest.approx(0.0, abs=1e-5)
+
+
+@pytest.mark.parametrize("by_class", [True, False])
+def test_log_loss_may_be_the_metric_of_labels(by_class):
+    plain, task = Classification(2, by_class=by_class), Classification(2, by_class=by_class, scored="log_loss")
+    outputs, y, weight = torch.tensor([[0.0, 2.0], [1.0, 0.0]]), torch.tensor([1, 1]), torch.tensor([3.0, 1.0])
+    scores = task.score(outputs, y, weight)
+    assert scores["log_loss"].item() == pytest.approx((3 * math.log1p(math.exp(-2)) + math.log1p(math.exp(1))) / 4)
+    assert (task.metric, task.higher_is_better, task.unit) == ("log_loss", False, "")
+    lower = ("loss", "log_loss", "brier", "ece")
+    for name in scores:
+        if name != "always":
+            assert is_higher_better(task, name) == is_higher_better(plain, name) == (name not in lower)

@@ -371,6 +371,25 @@ def test_the_pages_example_warns_of_majority_models(tmp_path, monkeypatch, capsy
     assert second["warnings"] == json.loads((tmp_path / "b" / "summary.json").read_text())["warnings"]
 
 
+def test_a_verdict_compares_log_losses_where_accuracy_says_nothing(tmp_path, capsys):
+    draw = np.random.default_rng(0)
+    x = draw.normal(size=(600, 2)).round(3)
+    rare = draw.random(600) < 1 / (1 + np.exp(4 - 1.5 * x[:, 0]))
+    rows = [f"s{i % 6},{a},{b},{'yes' if hit else 'no'}" for i, ((a, b), hit) in enumerate(zip(x, rare, strict=True))]
+    (tmp_path / "t.csv").write_text("\n".join(["site,a,b,y", *rows]) + "\n")
+    asked = ["run", str(tmp_path / "t.csv"), "--client", "site", "--method", "partial-pooling", "--beside", "local"]
+    assert main([*asked, "--target", "y", "metric=log_loss", "--out", str(tmp_path / "out")]) == 0
+    said = " ".join(capsys.readouterr().err.split())
+    assert re.search(r"(log loss [\d.]+( %)? (lower|higher) than the best baseline without others)", said), said
+    assert "mixed: accuracy 0." in said
+    assert "accuracy says little" not in said
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert summary["metric"]["name"] == "log_loss"
+    for target, extra in (("a", []), ("y", ["--time", "a", "past=3"])):
+        assert main([*asked, "--target", target, "metric=log_loss", *extra, "--out", str(tmp_path / "no")]) == 2
+        assert "metric=log_loss is for labels" in capsys.readouterr().err
+
+
 def test_root_mean_squared_errors_select_by_the_clients_mean_squared_error():
     history = History(("a", "b"), Regression())
     history.selector.selection = Selection("rmse")

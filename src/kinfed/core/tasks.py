@@ -16,6 +16,7 @@ from .field_checks import Count, In, NonNegative, Positive, Settings
 from .registry import Registry
 
 MARGIN = 0.1  # of the range of targets that were trained on, how far beyond it an answer may be
+Scored = Literal["accuracy", "log_loss"]  # what heads the tables of labels
 RARE = 0.2  # labels count as imbalanced if the rarest class has less than this share, and an even share is more
 UNEVEN = 1.5  # labels count as imbalanced if the largest class has more than this many times its even share
 
@@ -33,7 +34,9 @@ class Task(Protocol):
     def metric(self) -> str:
         """The score that heads tables, and selects rounds unless select_by names another."""
 
-    higher_is_better: ClassVar[bool]
+    @property
+    def higher_is_better(self) -> bool:
+        """Whether a client does better with a higher metric."""
 
     @property
     def selectable(self) -> tuple[str, ...]:
@@ -71,6 +74,9 @@ class Classification:
     `selects` is the score that selects rounds unless a run's `select_by` names another: "loss" where users get
     probabilities, as from a table of theirs, and accuracy says little of these.
 
+    `scored` is the metric, the score that heads tables and that verdicts compare. Where nearly all examples are of one
+    class, "log_loss" shows differences that accuracy does not.
+
     With `reweighted` a run's summary also has the accuracy of each client's model on all clients' test examples,
     weighted by the client's shares of labels in training; this takes a pass of every model at the end of a run.
     """
@@ -79,11 +85,29 @@ class Classification:
     by_class: bool | None = None
     reweighted: bool = False
     selects: str = ""
-    metric: ClassVar[str] = "accuracy"
-    higher_is_better: ClassVar[bool] = True
+    scored: Scored = "accuracy"
     selectable: ClassVar[tuple[str, ...]] = ("accuracy", *metrics.BY_CLASS, *metrics.CALIBRATION, "loss")
-    opposite: ClassVar[tuple[str, ...]] = metrics.CALIBRATION
-    unit: ClassVar[str] = "%"
+
+    @property
+    def metric(self) -> str:
+        """The score that heads tables."""
+        return self.scored
+
+    @property
+    def higher_is_better(self) -> bool:
+        """Whether it is accuracy."""
+        return self.scored == "accuracy"
+
+    @property
+    def unit(self) -> str:
+        """ "%" of accuracy."""
+        return "%" if self.higher_is_better else ""
+
+    @property
+    def opposite(self) -> tuple[str, ...]:
+        """The scores that are better if lower where the metric is better if higher, or the other way round."""
+        recalls = (f"recall@{c}" for c in range(self.classes))
+        return metrics.CALIBRATION if self.higher_is_better else ("accuracy", *metrics.BY_CLASS, *recalls)
 
     def outputs(self, y: Tensor) -> int:
         """How many numbers a model gives: one for each class."""
@@ -108,7 +132,7 @@ class Classification:
         loss = -F.log_softmax(outputs, -1).gather(-1, y[:, None]).squeeze(-1)
         scores = {"accuracy": metrics.weighted_mean(hit, weight), "loss": metrics.weighted_mean(loss, weight)}
         if not self.by_class:
-            return scores
+            return scores if self.scored in scores else scores | {self.scored: scores["loss"]}
         calibration = metrics.calibration_errors(outputs, y, weight) | {"log_loss": scores["loss"]}
         return scores | metrics.scores_by_class(outputs, y, weight, self.classes) | calibration
 

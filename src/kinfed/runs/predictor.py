@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ..core.summary import Summary
-from ..core.tasks import Classification
+from ..core.tasks import Scored
 from ..data.federation import tensor_of
 from ..data.tables.frame import Frame
 from ..data.tables.new_readings import Series
@@ -82,7 +82,7 @@ class Answers:
             count = summary.data.outputs or 1
             mean, deviation = ((scales[0][part],) * count for part in ("mean", "deviation"))
             return cls((name,)) if plain else cls((name,), (), mean, deviation, False, quantiles)
-        if summary.metric.name != Classification.metric:
+        if summary.metric.name not in get_args(Scored):
             return cls()
         classes = summary.data.classes
         return cls(

@@ -434,7 +434,7 @@ def _write_difference(shown: Difference, metric: Metric, clients: int, over: str
     else:
         unit = "%" if shown.relative else metric.unit
         unit = f" {unit}" if unit else ""
-        text = f"{metric.name} {scale * abs(mean):{digits}}{unit} {'higher' if mean < 0 else 'lower'}"
+        text = f"{metric.name.replace('_', ' ')} {scale * abs(mean):{digits}}{unit} {'higher' if mean < 0 else 'lower'}"
         text = f"{text} than {over}" if over else text
         if mean < 0:
             low, high = -high, -low

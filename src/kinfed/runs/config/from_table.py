@@ -362,10 +362,10 @@ def _warnings_of_columns(federation: Federation, reader: TableReader) -> list[st
             lines.append(f"few of the {len(counts):,} clients have these classes: {list_names(rare)}")
         largest = int(counts.sum(0).argmax())
         share = float(counts.sum(0).max() / counts.sum())
-        if share > MOSTLY:
+        if share > MOSTLY and federation.task.metric == "accuracy":
             lines.append(
                 f"{100 * share:.0f} % of rows are '{federation.class_names[largest]}', so accuracy says little; "
-                "select_by=balanced_accuracy training.class_weights=balanced may help"
+                "metric=log_loss compares probabilities, and training.class_weights=balanced may help"
             )
     rows = torch.cat(list_owned(federation))  # [n] of the pool
     who = torch.arange(len(federation)).repeat_interleave(torch.tensor(_rows(federation)))  # [n] whose they are
