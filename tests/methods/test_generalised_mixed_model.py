@@ -55,11 +55,11 @@ def log_density(counts, eta, y):
     return (y * eta - np.logaddexp(0, eta)).sum()
 
 
-def deviance(table, counts, fixed, factor, at=(0, 1)):
-    """Twice the negative logarithm of Laplace's approximation, each client's mode by scipy; at: inputs that differ."""
+def deviance(table, counts, fixed, factor, at=None):
+    """Twice the negative logarithm of Laplace's approximation, each client's mode by scipy; at: inputs that differ, or the last."""
     value = 0.0
     for client in table:
-        x, y, z = client[:, :2], client[:, 2], client[:, list(at)] @ factor
+        x, y, z = client[:, :2], client[:, 2], client[:, at or range(2 - len(factor), 2)] @ factor
 
         def loss(u, x=x, y=y, z=z):
             return u @ u / 2 - log_density(counts, x @ fixed + z @ u, y)
