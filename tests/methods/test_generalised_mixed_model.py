@@ -56,7 +56,7 @@ def log_density(counts, eta, y):
 
 
 def deviance(table, counts, fixed, factor, at=None):
-    """Twice the negative logarithm of Laplace's approximation, each client's mode by scipy; at: inputs that differ, or the last."""
+    """Twice the negative logarithm of Laplace's approximation; at: inputs that differ, the last ones by default."""
     value = 0.0
     for client in table:
         x, y, z = client[:, :2], client[:, 2], client[:, at or range(2 - len(factor), 2)] @ factor
