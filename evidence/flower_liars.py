@@ -13,7 +13,7 @@ import tempfile
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 from unittest import mock
 
 import numpy as np
@@ -345,7 +345,7 @@ WIDE = {
 }
 MASKS = {"masked": True, "members": 4}
 PUBLIC = {"age": [0, 120], "stay": [-5, 15], "pressure": [50, 220], "ward": [f"ward-{k}" for k in range(6)]}
-ABOUT_MASKS = {
+ABOUT_MASKS: dict[str, dict[str, Any]] = {
     "masks": MASKS,
     "masks and an epsilon of 8 for clients": MASKS
     | {"epsilon": 8.0, "unit": "client", "columns": PUBLIC | {"sick": ["0", "1"]}},
@@ -396,7 +396,7 @@ def read_training_rows(note, folder):
 class Crafted(MaskedRound):
     """A masked round of a server that sends all members the model of traps, and keeps what it sent and opened."""
 
-    traps: ClassVar[Traps | None]
+    traps: ClassVar[Any]
     opened: ClassVar[list]
 
     def open_sum(self, round, invitation, requests, sent, like, ask):
