@@ -378,16 +378,19 @@ def test_a_verdict_compares_log_losses_where_accuracy_says_nothing(tmp_path, cap
     rows = [f"s{i % 6},{a},{b},{'yes' if hit else 'no'}" for i, ((a, b), hit) in enumerate(zip(x, rare, strict=True))]
     (tmp_path / "t.csv").write_text("\n".join(["site,a,b,y", *rows]) + "\n")
     asked = ["run", str(tmp_path / "t.csv"), "--client", "site", "--method", "partial-pooling", "--beside", "local"]
-    assert main([*asked, "--target", "y", "metric=log_loss", "--out", str(tmp_path / "out")]) == 0
+    assert main([*asked, "--target", "y", "federation.scored=log_loss", "--out", str(tmp_path / "out")]) == 0
     said = " ".join(capsys.readouterr().err.split())
     assert re.search(r"(log loss [\d.]+( %)? (lower|higher) than the best baseline without others)", said), said
     assert "mixed: accuracy 0." in said
     assert "accuracy says little" not in said
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
     assert summary["metric"]["name"] == "log_loss"
-    for target, extra in (("a", []), ("y", ["--time", "a", "past=3"])):
-        assert main([*asked, "--target", target, "metric=log_loss", *extra, "--out", str(tmp_path / "no")]) == 2
-        assert "metric=log_loss is for labels" in capsys.readouterr().err
+    for setting, why in (
+        ("log_loss", "=log_loss is a score of classes, but this data has none"),
+        ("loss", " is accuracy or"),
+    ):
+        assert main([*asked, "--target", "a", f"federation.scored={setting}", "--out", str(tmp_path / "no")]) == 2
+        assert f"federation.scored{why}" in capsys.readouterr().err
 
 
 def test_root_mean_squared_errors_select_by_the_clients_mean_squared_error():

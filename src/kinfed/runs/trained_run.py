@@ -21,6 +21,7 @@ from ..core.summary import DataFacts, RunCost, Summary, score_models, summarise_
 from ..core.tasks import TASKS, Classification, Counts, Forecasting, Regression, Task
 from ..core.trees import Tree
 from ..data.federation import Federation
+from ..data.tables.public_columns import is_public
 from ..errors import UsageError
 from ..simulation.attacks.attack import Attack
 from ..verdict.class_counts import confusion, recall_by_class
@@ -165,6 +166,11 @@ class TrainedRun(Run):
                     raise not_comparable(self, other)
         return super().verdict(local, fedavg)
 
+    def _is_scaled_publicly(self) -> bool:
+        """Whether none of the table's rows has a say in how rows become inputs."""
+        described, public = self.federation.columns, (self.privacy or {}).get("columns")
+        return described is not None and public is not None and is_public(described, public)
+
     @property
     def scores(self) -> "DataFrame":
         return add_seed(make_rows(self.history), self.seed)
@@ -230,7 +236,7 @@ class TrainedRun(Run):
             privacy=self.privacy,
             sharing=sharing.summary(history.cost.bytes_down, history.cost.bytes_up, history.cost.done),
             caution="; ".join(cautions),
-            warnings=[SCALED] if self.privacy and federation.scale else [],
+            warnings=[SCALED] if self.privacy and federation.scale and not self._is_scaled_publicly() else [],
             data=DataFacts(
                 clients=len(federation),
                 shape=list(federation.x.shape[1:]),

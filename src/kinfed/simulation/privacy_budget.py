@@ -159,7 +159,8 @@ class ClientBudget:
 
 
 def _describe_promise(privacy: Privacy) -> dict[str, Any]:
-    return {key: getattr(privacy, key) for key in ("epsilon", "delta", "clip", "unit")}
+    promise = {key: getattr(privacy, key) for key in ("epsilon", "delta", "clip", "unit")}
+    return promise if privacy.columns is None else {**promise, "columns": privacy.columns}
 
 
 def check_rows_are_separate(model: Model, x: Tensor) -> None:

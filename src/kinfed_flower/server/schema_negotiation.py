@@ -17,7 +17,6 @@ from kinfed.data.tables import disclosure
 from kinfed.data.tables.cell_warnings import describe_odd_units
 from kinfed.data.tables.column import FEW
 from kinfed.data.tables.column_statistics import (
-    DateStatistics,
     NumberStatistics,
     Statistics,
     WordStatistics,
@@ -40,8 +39,6 @@ from ..wire.messages import Fields, Message
 from . import odd_scales, validation
 from .broker import Broker, too_few
 from .nodes import LARGEST
-
-MADE_UP = 1000  # rows of which made-up statistics are
 
 
 @dataclass
@@ -114,19 +111,11 @@ class Describing:
             raise UsageError("series are scaled by their readings, which have no price under privacy; use tables")
         if self.planned.deployment.scale == "client":
             raise UsageError("flower.scale='client' takes each site's own rows, which have no price under privacy")
-        kinds = dict(agreed["inputs"]) | dict.fromkeys([] if agreed["classes"] else agreed["targets"], "number")
-        if lacking := [name for name in kinds if name not in columns]:
-            raise UsageError(
-                f"under privacy no site tells what its columns are like, so privacy.columns must say what is public of "
-                f"each: it lacks {', '.join(lacking)}; give the least and the largest number, such as [0, 100], or the "
-                "categories"
-            )
+        targets = [] if agreed["classes"] else agreed["targets"]
+        public: dict[str, Any] = disclosure.read_public(dict(agreed["inputs"]), targets, columns)
         self.facts["public"] = True
-        public: dict[str, Any] = {name: _make_public(name, kind, columns[name]) for name, kind in kinds.items()}
         self.by_site = {"privacy.columns": {name: public[name] for name, _ in agreed["inputs"]}}
-        self._complete_facts(
-            {} if agreed["classes"] else {"privacy.columns": [public[name] for name in agreed["targets"]]}
-        )
+        self._complete_facts({"privacy.columns": [public[name] for name in targets]} if targets else {})
 
     def add(self, clients: list[str]) -> list[str]:
         """Ask sites that join later for statistics, for scales of their own; returns those that can join."""
@@ -472,17 +461,3 @@ def is_number(label: str) -> bool:
         return bool(np.isfinite(float(label)))
     except ValueError:
         return False
-
-
-def _make_public(name: str, kind: str, public: Any) -> Statistics:
-    """Statistics as of made-up rows, by what is public of a column: numbers fill their range, categories are alike."""
-    is_text = isinstance(public[0], str)
-    if is_text != (kind == "category"):
-        wanted = "its categories" if kind == "category" else "the least and the largest number"
-        raise UsageError(f"privacy.columns.{name} must be {wanted}, as the sites have it; got {public!r:.80}")
-    if is_text:
-        return WordStatistics(dict.fromkeys(public, MADE_UP), 1, 1, 1)
-    low, high = map(float, public)
-    middle = (low + high) / 2
-    numbers = NumberStatistics(MADE_UP, 1, middle, (high - low) / 4, (low, middle, high), {middle: MADE_UP})
-    return DateStatistics(numbers, False) if kind == "date" else numbers

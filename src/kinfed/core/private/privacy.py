@@ -44,7 +44,7 @@ class Privacy(Settings):
     members: Annotated[int, In("[3, 4096]")] = 3  # with masks, the fewest sites in a sum that the server sees
     largest: Positive = 1e4  # with masks, the largest size of an uploaded number; with unit "client" it follows
     rows: Count = 1_000_000  # with masks, as how many training rows a site may count in a mean at most
-    # of tables at sites, what is public of each column: the least and the largest number, or its categories
+    # of tables, what is public of each column: the least and the largest number, or its categories
     columns: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:

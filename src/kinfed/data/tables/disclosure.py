@@ -1,4 +1,4 @@
-"""Statistics as they leave a site: made so coarse that no number is that of a single row, and as JSON."""
+"""Statistics as they leave a site: so coarse that no number is that of a single row, or made up, and as JSON."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -16,6 +16,7 @@ GROUPS = 256  # of a column's numbers, at most
 LONGEST = 10_000_000  # steps of all sites together
 LARGEST = float(np.finfo(np.float32).max)  # number that is believed, as inputs are float32
 NEAR = 1e-5  # seconds, or units of numbers, within which two times are the same
+MADE_UP = 1000  # rows of which statistics by what is public are
 FORMS = {"number": NumberStatistics, "category": WordStatistics, "date": DateStatistics}
 
 
@@ -174,3 +175,28 @@ def expand_stretches(parts: Any) -> list[float]:
     except (TypeError, ValueError, OverflowError):
         raise UsageError("it sent no times") from None
     return result
+
+
+def read_public(kinds: Mapping[str, str], targets: Sequence[str], columns: Mapping[str, Any]) -> dict[str, Statistics]:
+    """Statistics of made-up rows for inputs of these kinds and for targets that are numbers; raises UsageError."""
+    wanted = {**kinds, **dict.fromkeys(targets, "number")}
+    if lacking := [name for name in wanted if name not in columns]:
+        raise UsageError(
+            f"under privacy no row tells what a column is like, so privacy.columns must say what is public of each: it "
+            f"lacks {', '.join(lacking)}; give the least and the largest number, such as [0, 100], or the categories"
+        )
+    return {name: _make_public(name, kind, columns[name]) for name, kind in wanted.items()}
+
+
+def _make_public(name: str, kind: str, public: Any) -> Statistics:
+    """Statistics as of made-up rows, by what is public of a column: numbers fill their range, categories are alike."""
+    is_text = isinstance(public[0], str)
+    if is_text != (kind == "category"):
+        wanted = "its categories" if kind == "category" else "the least and the largest number"
+        raise UsageError(f"privacy.columns.{name} must be {wanted}, as the table has it; got {public!r:.80}")
+    if is_text:
+        return WordStatistics(dict.fromkeys(public, MADE_UP), 1, 1, 1)
+    low, high = map(float, public)
+    middle = (low + high) / 2
+    numbers = NumberStatistics(MADE_UP, 1, middle, (high - low) / 4, (low, middle, high), {middle: MADE_UP})
+    return DateStatistics(numbers, False) if kind == "date" else numbers

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ...core.field_checks import Count, CountOrZero
-from ...core.tasks import Classification, Counts, Regression, Scored, Task, check_quantiles
+from ...core.tasks import Classification, Counts, Regression, Task, check_quantiles
 from ...errors import UsageError
 from ..dataset import Dataset, Prepare, rows_by_owner
 from ..federation import Federation, divide
@@ -73,7 +73,6 @@ class TableReader(FormatSettings):
     features: Sequence[str] = ()  # columns of inputs; none: all others
     ignore: Sequence[str] = ()  # columns that are no inputs
     labels: bool | None = None  # whether the target is a label; left out: if it is text or few whole numbers
-    metric: Scored = "accuracy"  # of labels, which verdicts compare; log_loss where nearly all rows are of one class
     counts: bool = False  # whether the target counts something: whole numbers from 0
     scale: Literal["federation", "client", "auto"] = "federation"  # whose training rows give the scale of inputs
     categories: Count = 50  # of a column of text, the most that are told apart
@@ -105,8 +104,6 @@ class TableReader(FormatSettings):
             other = "past" if self.past else "several targets"
             other = "labels" if self.labels else other
             raise UsageError(f"counts are one number for each row, so they cannot go with {other}")
-        if self.past and self.metric != "accuracy":
-            raise UsageError(f"metric={self.metric} is for labels, and windows forecast numbers; leave it out")
         plain = {"horizon": 1, "horizons": (), "quantiles": (), "future": (), "static": (), "calendar": None}
         given = [name for name, value in plain.items() if getattr(self, name) not in (value, [])]
         if not self.past and given:
@@ -203,8 +200,6 @@ def _read_kinds(reader: TableReader, frame: Frame) -> dict[str, str]:
 def _read_rows(reader: TableReader, frame: Frame, held: Owners) -> Dataset:
     kinds, targets = _read_kinds(reader, frame), reader.targets
     classes = class_names(frame, targets, False if reader.counts else reader.labels)
-    if classes is None and reader.metric != "accuracy":
-        raise UsageError(f"metric={reader.metric} is for labels, and '{targets[0]}' holds numbers; leave it out")
     examples = read_rows(frame, kinds, targets, classes, reader.counts, reader.drop_missing)
     if classes and len(classes) == 1 and examples.usable.sum() > 1:
         only = f"'{targets[0]}' is '{classes[0]}' in all rows"
@@ -222,7 +217,7 @@ def _read_rows(reader: TableReader, frame: Frame, held: Owners) -> Dataset:
         # In float64 until it is scaled: float32 cannot distinguish numbers far from zero that are close together.
         torch.from_numpy(x),
         examples.y[torch.from_numpy(used)],
-        task if classes is None else Classification(len(classes), selects="loss", scored=reader.metric),
+        task if classes is None else Classification(len(classes), selects="loss"),
         tuple(classes or ()),
         client=torch.from_numpy(held.who[used]),
         graph=held.graph,

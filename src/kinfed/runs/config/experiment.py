@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast, get_args
 
 import tomli_w
 import torch
@@ -23,7 +23,7 @@ from ...core.private.privacy import Privacy
 from ...core.registry import load
 from ...core.seeding import generator, tags
 from ...core.summary import Summary
-from ...core.tasks import TASKS, Classification, Counts, Forecasting, Regression, Task, check_selection
+from ...core.tasks import TASKS, Classification, Counts, Forecasting, Regression, Scored, Task, check_selection
 from ...core.training import Training
 from ...data.dataset import Dataset, Partition
 from ...data.datasets import DATASETS, OWNED
@@ -32,6 +32,7 @@ from ...data.federation import Federation, divide
 from ...data.graphs import GRAPHS
 from ...data.partitions import PARTITIONS
 from ...data.split import Split
+from ...data.tables.public_columns import describe_publicly
 from ...data.tables.schema import Description
 from ...data.tables.words import known_name
 from ...errors import UsageError, nearest
@@ -76,7 +77,7 @@ class Experiment(Learning):
     partition: Partition
     split: Split
     graph: Callable[[Federation, int], Graph | None]
-    by_class: dict[str, bool]  # which optional scores of classification are set, and to what
+    by_class: Table  # which optional scores of classification are set, and to what
     attack: Attack | None = None
     task: "AskedTask | None" = None  # in place of the data set's own
     newcomers: int | Sequence[str] = 0  # clients that are left out, to be onboarded later: how many, or their names
@@ -107,13 +108,16 @@ class Experiment(Learning):
         if former is not None:
             columns = Description.from_summary(former.data.columns, former.out)
             dataset = replace(dataset, columns=columns, scale=former.data.scale or {})
+        elif self.training.privacy is not None and self.training.privacy.columns is not None:
+            dataset = describe_publicly(dataset, self.training.privacy.columns)
         if self.task is not None:
             dataset = replace(dataset, task=self.task.adapt_to(dataset.task))
         owned, dataset, groups, lots = self.partition(dataset, self.clients, generator(seed, "partition"))
         if isinstance(dataset.task, Classification):
             dataset = replace(dataset, task=replace(dataset.task, **cast(Any, self.by_class)))
         elif without := [score for score, value in self.by_class.items() if value]:
-            raise UsageError(f"federation.{without[0]}=true is a score of classes, but this data has none")
+            value = str(self.by_class[without[0]]).lower()
+            raise UsageError(f"federation.{without[0]}={value} is a score of classes, but this data has none")
         new = self._new(list(dataset.owners) or [str(i) for i in range(len(owned))], seed)
         federation = divide(dataset, owned, self.split, seed, groups, lots, new)
         return replace(federation, graph=self.graph(federation, seed)), new
@@ -455,7 +459,9 @@ def resolve(raw: Table) -> Experiment:
     dataset, dataset_table = make(DATASETS, federation.get("dataset"), "federation.dataset", given=1)
     parts = learning(_name_model(raw, dataset_table["name"]), frozenset({"federation", "attack", WHERE}))
     check_keys(
-        federation, {"dataset", "clients", "partition", "split", "graph", "task", "newcomers", *BY_CLASS}, "federation."
+        federation,
+        {"dataset", "clients", "partition", "split", "graph", "task", "newcomers", "scored", *BY_CLASS},
+        "federation.",
     )
     dealt = "natural" if dataset_table["name"] in OWNED or _is_yours(dataset_table["name"]) else None
     partition, partition_table = make(PARTITIONS, federation.get("partition", dealt), "federation.partition")
@@ -473,6 +479,7 @@ def resolve(raw: Table) -> Experiment:
         },
     }
     by_class = {name: value_of(federation, name, bool, False, "federation.") for name in BY_CLASS if name in federation}
+    by_class |= _read_metric(federation)
     newcomers = _newcomers(federation.get("newcomers", 0))
     table["federation"] |= by_class | ({"newcomers": newcomers} if newcomers else {})
     task = attack = None
@@ -546,6 +553,15 @@ def _read_task(requested: Any) -> tuple[AskedTask, Table]:
     unknown = {"classes": 2} if "classes" in learnt else {}  # until the data set is read
     task, table = make(TASKS, requested | unknown, where)
     return AskedTask(task, learnt), {name: value for name, value in table.items() if name not in learnt}
+
+
+def _read_metric(federation: Table) -> Table:
+    """The score of labels that heads tables, if a config names one."""
+    if "scored" not in federation:
+        return {}
+    if federation["scored"] not in get_args(Scored):
+        raise UsageError(f"federation.scored is {' or '.join(get_args(Scored))}; got {federation['scored']!r:.40}")
+    return {"scored": federation["scored"]}
 
 
 def _newcomers(given: Any) -> int | list[str]:

@@ -128,11 +128,12 @@ def choices(experiment: Experiment, federation: Federation) -> Choices:
     """The choices of an experiment whose data set is a table, from its federation."""
     reader: Any = experiment.dataset
     assert isinstance(reader, TableReader)
+    privacy = experiment.training.privacy
     sentences = {
         "clients": _clients(federation, reader),
         "target": _target(federation, reader),
         **_describe_weights(federation, reader),
-        "inputs": _inputs(federation, reader),
+        "inputs": _inputs(federation, reader, privacy is not None and privacy.columns is not None),
         "split": _split(experiment, federation, reader),
         "model": _model(experiment, federation),
         "training": _describe_training(experiment),
@@ -213,7 +214,7 @@ def looks_like_counts(y: torch.Tensor) -> bool:
     return near and bool((y == y.round()).all()) and math.gcd(*map(int, y.unique().tolist())) == 1
 
 
-def _inputs(federation: Federation, reader: TableReader) -> str:
+def _inputs(federation: Federation, reader: TableReader, public: bool = False) -> str:
     if reader.past:
         last = several(reader.past, "reading")
         text = f"the last {last} of `{reader.targets[0]}`, to predict the next {reader.horizon}"
@@ -222,12 +223,13 @@ def _inputs(federation: Federation, reader: TableReader) -> str:
     numbers = kinds["number"]
     by_client = list(next(iter(federation.scale.get("clients", {}).values()), {}))
     whose = "all clients' training rows" if len(by_client) < len(numbers) else "each client's training rows"
-    text = f"{several(len(numbers), 'column')} ({list_names(numbers)}), scaled to mean 0 and deviation 1 over {whose}"
+    how = "scaled by the ranges of privacy.columns" if public else f"scaled to mean 0 and deviation 1 over {whose}"
+    text = f"{several(len(numbers), 'column')} ({list_names(numbers)}), {how}"
     if by_client and len(by_client) < len(numbers):
         text += (
             f", but {list_names(by_client)} over each client's, as if in units of its own (federation.dataset.scale)"
         )
-    if not by_client and (differing := _differing_numbers(federation, numbers)):
+    if not public and not by_client and (differing := _differing_numbers(federation, numbers)):
         text += (
             f"; {list_names(differing)} {'differs' if len(differing) == 1 else 'differ'} much between clients: "
             "federation.dataset.scale=auto, if each has a unit of its own"
@@ -365,7 +367,7 @@ def _warnings_of_columns(federation: Federation, reader: TableReader) -> list[st
         if share > MOSTLY and federation.task.metric == "accuracy":
             lines.append(
                 f"{100 * share:.0f} % of rows are '{federation.class_names[largest]}', so accuracy says little; "
-                "metric=log_loss compares probabilities, and training.class_weights=balanced may help"
+                "federation.scored=log_loss compares probabilities, and training.class_weights=balanced may help"
             )
     rows = torch.cat(list_owned(federation))  # [n] of the pool
     who = torch.arange(len(federation)).repeat_interleave(torch.tensor(_rows(federation)))  # [n] whose they are
