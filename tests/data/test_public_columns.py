@@ -43,23 +43,17 @@ def test_no_row_changes_how_rows_become_inputs(tmp_path):
     assert not is_public(kinfed.from_csv(tmp_path / "t.csv", client="site", target="cost").columns, PUBLIC)
 
 
+def command(tmp_path, *settings):
+    table = str(write(tmp_path / "t.csv"))
+    asked = ["run", table, "--client", "site", "--target", "cost", "--method", "private-pooling", "--beside", "none"]
+    return [*asked, "rounds=2", "privacy.epsilon=8", "privacy.unit=client", *settings]
+
+
 def test_a_simulation_with_public_columns_warns_of_no_statistics(tmp_path, capsys):
-    asked = [
-        "run",
-        str(write(tmp_path / "t.csv")),
-        "--client",
-        "site",
-        "--target",
-        "cost",
-        "--beside",
-        "none",
-        "rounds=2",
-    ]
-    asked += ["--method", "private-pooling", "privacy.epsilon=8", "privacy.unit=client"]
     public = 'privacy.columns={age=[0,100],ward=["x","y"],cost=[0,40]}'
     for settings, warned in (([], True), ([public], False)):
         out = tmp_path / f"warned {warned}"
-        assert main([*asked, *settings, "--out", str(out)]) == 0
+        assert main(command(tmp_path, *settings, "--out", str(out))) == 0
         said = " ".join(capsys.readouterr().err.split())
         assert ("which the epsilon does not cover" in said) == warned
         assert ("scaled by the ranges of privacy.columns" in said) != warned
@@ -75,17 +69,7 @@ def test_a_simulation_with_public_columns_warns_of_no_statistics(tmp_path, capsy
     ],
 )
 def test_what_cannot_be_described_publicly_is_refused_in_a_line(tmp_path, capsys, public, settings, why):
-    asked = [
-        "run",
-        str(write(tmp_path / "t.csv")),
-        "--client",
-        "site",
-        "--target",
-        "cost",
-        "--out",
-        str(tmp_path / "o"),
-    ]
-    asked += ["--method", "private-pooling", "privacy.epsilon=8", "privacy.unit=client", f"privacy.columns={public}"]
-    assert main([*asked, *settings]) == 2
+    how = [*settings, f"privacy.columns={public}", "--out", str(tmp_path / "o")]
+    assert main(command(tmp_path, *how)) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert why in line
