@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 from kinfed.runs import checkpoints
-from kinfed.simulation import devices, simulation
+from kinfed.simulation import devices, distributed, simulation
 
 _setup_privateuseone_for_python_backend("pretend")
 # Gradients on the thread that asks for them: the engine's own thread for such a device may abort the process.
@@ -25,7 +25,7 @@ def pick_device(name, *more):
     return DEVICE if name.startswith("pretend") else devices.pick_device(name, *more)
 
 
-checkpoints.pick_device = simulation.pick_device = pick_device
+checkpoints.pick_device = simulation.pick_device = distributed.pick_device = pick_device
 LAUNCHES: Counter[str] = Counter()  # by operation
 WAITS: Counter[str] = Counter()  # by operation, or the way of a copy
 

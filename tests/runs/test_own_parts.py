@@ -320,10 +320,10 @@ def test_the_task_of_the_page_is_known_to_all_that_people_read(capsys):
     assert summary.metric == Metric(name="f1", higher_is_better=True, unit="%")
     assert summary.selection.higher_is_better
     assert summary.scores["shared"]["mean"] > 0.7
-    settings = {"classes": 2, "by_class": True, "reweighted": False, "selects": "", "gamma": 1.0}
+    settings = {"classes": 2, "by_class": True, "reweighted": False, "selects": "", "scored": "accuracy", "gamma": 1.0}
     assert summary.data.task == {"name": "focal", **settings}
     run = experiment.resolve(experiment.read("out/config.toml", []))
-    settings = {"reweighted": False, "selects": "", "gamma": 1.0}
+    settings = {"reweighted": False, "selects": "", "scored": "accuracy", "gamma": 1.0}
     assert run.table["federation"]["task"] == {"name": "loss.py:Focal", **settings}
     assert main(["run", "out/config.toml", "--out", "again", "--quiet"]) == 0
     assert RunFolder(Path("again")).read_summary().scores == summary.scores
