@@ -103,7 +103,9 @@ def test_a_verdict_counts_persons(tmp_path, capsys, spanning):
     assert (
         any("have rows of several clients, so these clients are not independent" in note for note in notes) == spanning
     )
-    assert "test rows of one group count as one observation" in " ".join(capsys.readouterr().err.split())
+    said = " ".join(capsys.readouterr().err.split())
+    assert "rows at random, stratified by class, those of one `person` together" in said
+    assert "test rows of one group count as one observation" in said
 
 
 def test_a_window_is_of_the_group_of_the_first_reading_that_is_forecast(tmp_path):

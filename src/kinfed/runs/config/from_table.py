@@ -291,6 +291,7 @@ def _split(experiment: Experiment, federation: Federation, reader: TableReader) 
         how = f"in order of `{reader.time}`"
     elif isinstance(federation.task, Classification) and split.stratify is not False:
         how = "at random, stratified by class"
+    how += f", those of one `{reader.group}` together" if reader.group else ""
     sizes = [sum(len(rows) for rows in federation.rows[name]) for name in SPLITS]
     text = ", ".join(
         f"{size:,} for {'the test' if name == 'test' else name}" for name, size in zip(SPLITS, sizes, strict=True)
