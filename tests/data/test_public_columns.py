@@ -1,6 +1,7 @@
 """Columns by what is public of them: no row has a say in how rows become inputs."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import torch
 
 import kinfed
 from kinfed.cli import main
+from kinfed.data.tables.columns import Unused
 from kinfed.data.tables.public_columns import describe_publicly, is_public
 from kinfed.data.tables.table_reader import TableReader
 
@@ -47,6 +49,15 @@ def command(tmp_path, *settings):
     table = str(write(tmp_path / "t.csv"))
     asked = ["run", table, "--client", "site", "--target", "cost", "--method", "private-pooling", "--beside", "none"]
     return [*asked, "rounds=2", "privacy.epsilon=8", "privacy.unit=client", *settings]
+
+
+def test_columns_that_are_public_as_something_else_are_not_scaled_publicly(tmp_path):
+    dataset = describe_publicly(READER.read(write(tmp_path / "t.csv")), PUBLIC)
+    for other in ({"age": ["young", "old"]}, {"age": [0, 99]}, {"ward": ["x"]}, {"ward": [0, 1]}):
+        assert not is_public(dataset.columns, PUBLIC | other)
+    assert not is_public(dataset.columns, {"age": [0, 100]})
+    without_use = replace(dataset.columns, inputs=(*dataset.columns.inputs, Unused("note", "different in every row")))
+    assert is_public(without_use, PUBLIC)
 
 
 def test_a_simulation_with_public_columns_warns_of_no_statistics(tmp_path, capsys):

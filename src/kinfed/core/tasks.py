@@ -16,9 +16,9 @@ from .field_checks import Count, In, NonNegative, Positive, Settings
 from .registry import Registry
 
 MARGIN = 0.1  # of the range of targets that were trained on, how far beyond it an answer may be
-Scored = Literal["accuracy", "log_loss"]  # what heads the tables of labels
 RARE = 0.2  # labels count as imbalanced if the rarest class has less than this share, and an even share is more
 UNEVEN = 1.5  # labels count as imbalanced if the largest class has more than this many times its even share
+Scored = Literal["accuracy", "log_loss"]  # what heads the tables of labels
 
 
 @runtime_checkable

@@ -72,8 +72,9 @@ class Windows(Settings):
         observed = ~readings.isnan()
         at = torch.from_numpy(np.ascontiguousarray(steps))
         counted = None if weights is None else torch.from_numpy(np.ascontiguousarray(weights.T)).nan_to_num(0)  # [N, T]
-        targets = readings if counted is None else readings.where(counted > 0, torch.nan)
-        usable = self._usable(observed, ~targets.isnan(), at, names)
+        wanted = observed if counted is None else observed & (counted > 0)
+        targets = readings if counted is None else readings.where(wanted, torch.nan)
+        usable = self._usable(observed, wanted, at, names)
         owner = torch.full((count, length), -1)
         owner[:, : usable.shape[1]] = torch.where(usable, torch.arange(count)[:, None], -1)
         size = count * length - self.span + 1

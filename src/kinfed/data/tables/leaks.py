@@ -57,15 +57,11 @@ def warn_of_leaks(
     have nearly the same target, or the same cells elsewhere, as rows of one person do that stand on both sides of the
     split; not if the split `is_grouped`, which keeps such rows together or goes by their time.
     """
-    persons: dict[str, str] = {}
-    if not is_grouped:
-        persons = dict(
-            _persons_by_cells({name: Raw(raw.values[train], raw.texts) for name, raw in columns.items()}, who[train])
-        )
+    inputs = {name: Raw(raw.values[train], raw.texts) for name, raw in columns.items()}
+    persons = {} if is_grouped else dict(_persons_by_cells(inputs, who[train]))
     for target, y in targets.items():
-        others = {name: raw for name, raw in columns.items() if cell_warnings.find_copy(raw, y, bool(classes)) is None}
-        inputs = {name: Raw(raw.values[train], raw.texts) for name, raw in others.items()}
-        look = Look.sample(inputs, y[train], who[train])
+        others = (name for name, raw in columns.items() if cell_warnings.find_copy(raw, y, bool(classes)) is None)
+        look = Look.sample({name: inputs[name] for name in others}, y[train], who[train])
         if len(look.y) < LEAST or len(look.columns) == 0:
             continue
         leaks = list(_leaks_of_class(look, target, classes) if classes else _leaks_of_number(look, target))
@@ -237,9 +233,9 @@ def _names_of_persons(look: Look, labelled: bool) -> Iterator[str]:
 
 
 def _persons_by_cells(columns: Mapping[str, Raw], who: Codes) -> Iterator[tuple[str, str]]:
-    """Columns of text or whole numbers whose value a few rows share, and with it the cells of two columns or more.
+    """Columns of text or whole numbers whose value a few rows share, each with the text of what else these rows share.
 
-    These others differ between rows of a client: who: [n] says whose each is. Beside a column stands what is shared.
+    That is the cells of two other columns, which differ between the rows of a client; who: [n] are places of clients.
     """
     for name, raw in columns.items():
         if np.isnan(raw.values).any() or (not raw.texts and (raw.values % 1 != 0).any()):

@@ -6,7 +6,7 @@ from typing import Any
 
 from ...errors import UsageError
 from ..dataset import Dataset
-from .columns import Category
+from .columns import Category, Unused
 from .disclosure import read_public
 from .encoder import Preparation
 from .schema import Description, Target, of_clients
@@ -35,24 +35,20 @@ def describe_publicly(dataset: Dataset, columns: Mapping[str, Any]) -> Dataset:
             Target(name, (), statistics.mean, statistics.deviation, within)
             for name, statistics, within in zip(table.targets, numbers, bounds, strict=True)
         ]
-    return replace(dataset, columns=replace(description, clients={}, targets=tuple(targets)))
+    return replace(dataset, columns=replace(description, targets=tuple(targets)))
 
 
 def is_public(description: Description, columns: Mapping[str, Any]) -> bool:
     """Whether inputs are as `describe_publicly` makes them: scaled by public ranges, of categories that are public."""
-    kinds = {column.name: column.kind for column in description.inputs}
-    if not kinds.keys() <= columns.keys():
+    used = [column for column in description.inputs if not isinstance(column, Unused)]
+    try:
+        public = of_clients("", {"": read_public({column.name: column.kind for column in used}, [], columns)})
+    except UsageError:  # of some nothing is public, or what is public is of another kind
         return False
-    public = of_clients("", {"": read_public(kinds, [], columns)})
-    for column, wanted in zip(description.inputs, public.inputs, strict=True):
-        if isinstance(column, Category) and isinstance(wanted, Category):
-            same = {*column.categories} <= {*columns[column.name]}
-        else:
-            same = isinstance(wanted, type(column)) and _scale_of(column) == _scale_of(wanted)
-        if not same:
-            return False
-    return True
+    return all(_is_as(column, wanted, columns) for column, wanted in zip(used, public.inputs, strict=True))
 
 
-def _scale_of(column: Any) -> tuple[float, float]:
-    return column.mean, column.deviation
+def _is_as(column: Any, wanted: Any, columns: Mapping[str, Any]) -> bool:
+    if isinstance(column, Category):
+        return {*column.categories} <= {*columns[column.name]}
+    return (column.mean, column.deviation) == (wanted.mean, wanted.deviation)

@@ -339,7 +339,7 @@ def override(table: Table, overrides: list[str]) -> Table:
         federation = table["federation"]
         if not any(key.startswith("federation.partition") for key in requested):
             federation.pop("partition", None)
-        if _name_in(federation.get("partition", "natural")) == "natural" and "federation.clients" not in requested:
+        if find_name(federation.get("partition", "natural")) == "natural" and "federation.clients" not in requested:
             federation.pop("clients", None)
     return table
 
@@ -379,10 +379,10 @@ def _is_yours(dataset: Any) -> bool:
 
 def _dataset_in(table: Table) -> Any:
     federation = table.get("federation")
-    return _name_in(federation.get("dataset")) if isinstance(federation, dict) else None
+    return find_name(federation.get("dataset")) if isinstance(federation, dict) else None
 
 
-def _name_in(part: Any) -> Any:
+def find_name(part: Any) -> Any:
     """The name of a part, which may be given as a table or as its name only."""
     return part.get("name") if isinstance(part, dict) else part
 

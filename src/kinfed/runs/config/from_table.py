@@ -28,7 +28,7 @@ from ...data.tables.table_reader import LEAST, TableReader
 from ...errors import FEW, SHOWN, UsageError, list_names, several, some
 from ...methods.solved import SUITED
 from ...verdict.verdict import plain
-from .experiment import CLIP, Experiment, Table, override
+from .experiment import CLIP, Experiment, Table, find_name, override
 from .parts import make
 
 GROWING = Rounds(207, evaluate_every=10, patience=0.5)  # of 200 trees; a round counts bins, or finishes a tree
@@ -59,11 +59,10 @@ def config(
     targets = [name.strip() for name in target.split(",")] if several else target
     settings = {"name": kind_of(path), "path": str(path), "client": client, "target": targets, "least": LEAST}
     settings |= {"query": query} if query else {}
-    requested = override({}, overrides).get("method")
-    method = str(requested.get("name") if isinstance(requested, dict) else requested)
+    method = str(find_name(override({}, overrides).get("method")))
     usual: Table = {"model": {"name": SUITED.get(method, "mlp")}, "training": {"clip": CLIP}}
-    grown = {"rounds": GROWING.count, "evaluate_every": GROWING.evaluate_every, "patience": GROWING.patience}
-    usual |= grown if method == "personal-boosting" else {}
+    if method == "personal-boosting":
+        usual |= {"rounds": GROWING.count, "evaluate_every": GROWING.evaluate_every, "patience": GROWING.patience}
     raw = override({"federation": {"dataset": settings}, **usual}, overrides)
     settings = raw["federation"]["dataset"]
     if not is_table(settings["name"]) or settings["path"] != str(path):
@@ -214,7 +213,7 @@ def looks_like_counts(y: torch.Tensor) -> bool:
     return near and bool((y == y.round()).all()) and math.gcd(*map(int, y.unique().tolist())) == 1
 
 
-def _inputs(federation: Federation, reader: TableReader, public: bool = False) -> str:
+def _inputs(federation: Federation, reader: TableReader, public: bool) -> str:
     if reader.past:
         last = several(reader.past, "reading")
         text = f"the last {last} of `{reader.targets[0]}`, to predict the next {reader.horizon}"
