@@ -11,6 +11,7 @@ from kinfed.core.method import AveragedParams, SharedParams
 from kinfed.core.private.privacy import Privacy, noise_for
 from kinfed.core.private.private_training import SecretLots
 from kinfed.errors import RunError, UsageError
+from kinfed.report.page.html_page import page
 from kinfed_flower import plan
 from kinfed_flower.masking.member import Member
 from kinfed_flower.masking.upload_numbers import find_largest, flatten_upload, read_sum
@@ -583,3 +584,5 @@ def test_tables_of_numbers_are_learned_from_sums_alone(tmp_path, method, model, 
         assert summary.scores["mixed"]["mean"] < 0.6  # the costs deviate by 1.2, and their noise by 0.3
     else:
         assert summary.scores["mixed"]["mean"] < summary.scores["fixed"]["mean"]
+        text = page([tmp_path / "run"])
+        assert f"restricted maximum likelihood, {len(NAMES)} clients" in text

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -18,6 +19,7 @@ from kinfed.data.tables.columns import Category, Number
 from kinfed.data.tables.schema import Description
 from kinfed.methods.solved.mixed_model import MixedModel
 from kinfed.models.linear import linear
+from kinfed.report.page.html_page import page
 
 
 def drawn(clients=12, rows=9, seed=0, covariance=((0.6, 0.2), (0.2, 0.3)), noise=0.7):
@@ -250,6 +252,15 @@ def test_explain_prints_estimates_in_the_units_of_the_table(study, capsys):
     assert told["deviance"] == pytest.approx(value, abs=1e-4)
     assert [told["fixed"][name][1] for name in ("dose", "age", "constant")] == pytest.approx(errors, rel=1e-5)
     assert [told["fixed"][name][0] for name in ("dose", "age", "constant")] == pytest.approx(fixed, rel=1e-5)
+    assert (told["clients"], told["rows"]) == (15, sum(map(len, tables)))
+
+
+def test_the_report_has_the_tables_that_explain_prints(study, capsys):
+    assert main(["explain", str(study / "run"), "s3"]) == 0
+    lines = capsys.readouterr().out.partition("coefficients of 's3'")[0].splitlines()
+    text = re.sub(r"(<[^>]*>|\s)+", " ", page([study / "run"]))
+    for line in filter(None, lines):
+        assert re.sub(r"\s+", " ", line).strip() in text
 
 
 @pytest.mark.parametrize(
@@ -277,5 +288,6 @@ def test_a_body_before_the_last_layer_is_no_table(study, tmp_path, capsys):
         main([*how, "model.name=mlp", "rounds=3", "--beside", "none", "--quiet", "--out", str(tmp_path / "run")]) == 0
     )
     assert main(["explain", str(tmp_path / "run"), "s3"]) == 2
-    err = capsys.readouterr().err
-    assert "only a linear model has coefficients by column; run with model.name=linear" in err
+    why = "only a linear model has coefficients by column; run with model.name=linear"
+    assert why in capsys.readouterr().err
+    assert f"mixed-model is shown without its estimates: {tmp_path / 'run'}: {why}" in page([tmp_path / "run"])

@@ -31,7 +31,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
 
 
 def _explain(args: argparse.Namespace, console: Console) -> None:
-    from ..report.explain.mixed_effects import MixedEffects  # it imports PyTorch
+    from ..report.explain.mixed_effects import MixedEffects, OwnEffects  # it imports PyTorch
     from ..report.explain.own_rows import OwnRows
     from ..report.explain.reasons import TOP, explain, grids
     from ..report.explain.split_columns import SplitColumns
@@ -39,14 +39,15 @@ def _explain(args: argparse.Namespace, console: Console) -> None:
     from ..runs.run_folder import RunFolder
 
     folder = RunFolder(args.run)
-    effects = MixedEffects.read(folder, args.client)
-    if effects is not None:
-        if args.json:
-            print(to_json(effects.to_dict()))
-            return
-        show(effects.grids(), Literal(), soft_wrap=True)
-        return
     saved = open_models(folder)
+    effects = None if saved is None else MixedEffects.read(folder)
+    if saved is not None and effects is not None:
+        own = OwnEffects.from_run(saved, effects, args.client)
+        if args.json:
+            print(to_json(effects.to_dict() | {"client": own.to_dict()}))
+            return
+        show([*effects.grids(), own.grid()], Literal(), soft_wrap=True)
+        return
     columns = None if args.of or saved is None else SplitColumns.from_run(saved)
     if columns is not None:
         if args.json:

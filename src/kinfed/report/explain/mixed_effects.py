@@ -22,6 +22,7 @@ Array = NDArray[np.float64]
 
 NORMAL = 1.959964  # deviations of a normal variable, within which 95 % lie
 NAME, CONSTANT = "mixed-model", "constant"
+HEADINGS = ("", "estimate", "std. error", "95 % interval")
 KINDS = {"reml": "restricted maximum likelihood", "ml": "maximum likelihood"}
 
 
@@ -42,23 +43,18 @@ class MixedEffects(NamedTuple):
     deviance: float  # -2 log-likelihood, with all its constants
     clients: int
     rows: int
-    client: str
-    coefficients: Array  # [f] of this client
-    coefficient_errors: Array  # [f] their standard errors
+    units: Array  # [f, f] and [f], which make coefficients of columns as they are
+    origin: Array
 
     @classmethod
-    def read(cls, folder: RunFolder, client: str) -> "MixedEffects | None":
-        """Those of a finished run and one client; None if it is of another method, or if its state is not kept."""
-        if not (folder.state.exists() and folder.models.exists() and folder.is_begun):
-            return None
-        if folder.read_summary().method != NAME:
-            return None
-        return cls.from_run(Run.open(folder.path), client)
+    def read(cls, folder: RunFolder) -> "MixedEffects | None":
+        """Those of a finished run; None if it is of another method, or if its state is not kept.
 
-    @classmethod
-    def from_run(cls, saved: Run, client: str) -> "MixedEffects":
-        """Those of a run of `mixed-model`; raises UsageError unless its model is one linear layer on a table."""
-        client = saved.name(client)
+        Raises UsageError unless its model is one linear layer.
+        """
+        if not (folder.state.exists() and folder.is_begun) or folder.read_summary().method != NAME:
+            return None
+        saved = Run(folder)
         final = FinalServer(saved, saved.task)
         method, server = unwrap(final.method), final.server
         assert isinstance(method, MixedModel)
@@ -77,10 +73,8 @@ class MixedEffects(NamedTuple):
             deviance += (rows - lost) * math.log(2 * math.pi) + 2 * rows * math.log(scale)
             deviance -= 2 * float(np.linalg.slogdet(units)[1]) if lost else 0.0
         inner = units[np.ix_(shown, at)]  # [s, q]
-        personal = saved.personal(client)
-        coefficients = from_outputs(saved.task, coefficients_of(final.model.layout, personal.theta)).numpy()
         return cls(
-            str(saved.folder),
+            str(folder),
             _name_predictor(saved),
             method,
             names,
@@ -94,18 +88,16 @@ class MixedEffects(NamedTuple):
             deviance,
             int(server.size[0]),
             rows,
-            client,
-            units @ coefficients + origin,
-            np.sqrt(np.diagonal(units @ personal.covariance.double().numpy() @ units.T)),
+            units,
+            origin,
         )
 
     def grids(self) -> list[Grid]:
-        """The fixed effects, the variances, and the client's coefficients, as tables."""
+        """The fixed effects and the variances, as tables."""
         kind, of = KINDS[self._estimate], f" on {self.of}" if self.of else ""
         size = f"{self.clients} clients, {self.rows:,} training rows"
         title = f"fixed effects{of} in {self.run} (mixed-model by {kind}, {size})"
-        headings = ("", "estimate", "std. error", "95 % interval")
-        tables = [Grid("fixed", title, headings, [_lines(self.names, self.fixed, self.errors)])]
+        tables = [Grid("fixed", title, HEADINGS, [_lines(self.names, self.fixed, self.errors)])]
         variances = list(zip(self.random, np.diagonal(self.covariance), self.spread, strict=True))
         if self.noise is not None:
             variances.append(("rows", self.noise, self.spread_of_noise))
@@ -122,34 +114,20 @@ class MixedEffects(NamedTuple):
         headings = ("", "variance", "deviation", "95 % interval of the variance")
         title = "variances between clients" + (", and of rows" if self.noise is not None else "")
         tables.append(Grid("variances", title, headings, [rows], notes))
-        title = f"coefficients of '{self.client}': fixed effects and its own, by its rows"
-        notes = ["intervals are of what the client's coefficients are, the variances being taken as known"]
-        tables.append(
-            Grid(
-                "own",
-                title,
-                ("", "estimate", "std. error", "95 % interval"),
-                [_lines(self.names, self.coefficients, self.coefficient_errors)],
-                notes,
-            )
-        )
         return tables
 
     def to_dict(self) -> dict[str, Any]:
         """The same for JSON."""
-
-        def by_name(values: Array, errors: Array) -> dict[str, list[float]]:
-            return {name: [float(a), float(b)] for name, a, b in zip(self.names, values, errors, strict=True)}
-
         return {
             "estimate": self._estimate,
             "of": self.of,
+            "clients": self.clients,
+            "rows": self.rows,
             "deviance": self.deviance,
-            "fixed": by_name(self.fixed, self.errors),
+            "fixed": _by_name(self.names, self.fixed, self.errors),
             "random": self.random,
             "covariance": self.covariance.tolist(),
             "noise": self.noise,
-            "client": by_name(self.coefficients, self.coefficient_errors),
         }
 
     @property
@@ -163,6 +141,34 @@ class MixedEffects(NamedTuple):
         pairs = itertools.combinations(range(len(root)), 2)
         values = {(i, j): self.covariance[i, j] / (root[i] * root[j]) for i, j in pairs if root[i] * root[j] > 0}
         return ", ".join(f"{self.random[i]} and {self.random[j]} {value:.3f}" for (i, j), value in values.items())
+
+
+class OwnEffects(NamedTuple):
+    """One client's coefficients, in the units of columns and target."""
+
+    client: str
+    names: list[str]  # [f]
+    coefficients: Array  # [f]
+    errors: Array  # [f] their standard errors
+
+    @classmethod
+    def from_run(cls, saved: Run, effects: MixedEffects, client: str) -> "OwnEffects":
+        """Those of a client of the run that the effects are of; raises UsageError if it has no such client."""
+        client, units = saved.name(client), effects.units
+        personal = saved.personal(client)
+        coefficients = from_outputs(saved.task, coefficients_of(saved.architecture.layout, personal.theta)).numpy()
+        errors = np.sqrt(np.diagonal(units @ personal.covariance.double().numpy() @ units.T))
+        return cls(client, effects.names, units @ coefficients + effects.origin, errors)
+
+    def grid(self) -> Grid:
+        """As a table."""
+        title = f"coefficients of '{self.client}': fixed effects and its own, by its rows"
+        notes = ["intervals are of what the client's coefficients are, the variances being taken as known"]
+        return Grid("own", title, HEADINGS, [_lines(self.names, self.coefficients, self.errors)], notes)
+
+    def to_dict(self) -> dict[str, list[float]]:
+        """The same for JSON, by name."""
+        return _by_name(self.names, self.coefficients, self.errors)
 
 
 class _Parameters(NamedTuple):
@@ -219,6 +225,11 @@ def _units(saved: Run, inputs: int) -> tuple[list[str], Array, Array]:
     matrix[np.arange(inputs), np.arange(inputs)] = 1 / np.array(deviations)
     origin[-1] = target["mean"]
     return [*parts, CONSTANT], matrix * target["deviation"], origin
+
+
+def _by_name(names: list[str], values: Array, errors: Array) -> dict[str, list[float]]:
+    """Each coefficient with its standard error."""
+    return {name: [float(a), float(b)] for name, a, b in zip(names, values, errors, strict=True)}
 
 
 def _lines(names: list[str], values: Array, errors: Array) -> list[list[str]]:

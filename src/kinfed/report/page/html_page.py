@@ -28,7 +28,7 @@ from ..tables.text_table import Grid, quantity
 from . import page_settings
 from .gather import Gathered, gather
 from .overview import Part, format_score, front_of, of_sites, tables_beside
-from .page_data import attempt, contents, word
+from .page_data import attempt, contents, tabulate_effects, word
 
 TEMPLATE = Path(__file__).parent / "template"
 FOREST, EDGE = 150, 8  # width of the drawing of an interval, and what stays free on its sides
@@ -97,7 +97,7 @@ def _part(part: Part, parts: int) -> dict[str, Any]:
     main, context = gathered.rows[gathered.main].folder, _make_context(gathered, lacking)
     notes, none = context["notes"], list[Grid]()
     notes += part.notes
-    tables = list[Grid]()
+    tables = [grid for row in gathered.rows for grid in tabulate_effects(row, notes)]
     if len(part.folders) == 1:
         tables += attempt(notes, "what else was tried is not shown", none, partial(tables_beside, part.folders[0]))
     if main.is_finished:

@@ -27,10 +27,12 @@ from ...runs.run_folder import RunFolder
 from ...runs.test_scores import by_examples
 from ...runs.tested_examples import Tested
 from ...verdict.graph_quality import find_communities, order_by_links
+from ..explain.mixed_effects import MixedEffects
 from ..explain.own_rows import OwnRows
 from ..explain.split_columns import SplitColumns
 from ..tables.compare import floor_of
 from ..tables.run_rows import Row
+from ..tables.text_table import Grid
 from .gather import Gathered
 
 Array = NDArray[Any]
@@ -348,6 +350,17 @@ def _show_columns(folder: RunFolder, parts: Parts) -> dict[str, Any] | None:
         return None
     weights = parts.mean(trees.weights.T).T
     return {"kind": "trees", "names": trees.columns, "weights": _pack(weights, "<f4"), "mean": trees.shared.tolist()}
+
+
+def tabulate_effects(row: Row, notes: list[str]) -> list[Grid]:
+    """The estimates of a mixed model, of its first seed, or a note on why they are not shown; none of other methods."""
+    folder = row.runs[0].folder
+    try:
+        effects = None if _has_own_code(folder) else MixedEffects.read(folder)
+    except UsageError as problem:
+        notes.append(f"{row.method} is shown without its estimates: {problem}")
+        return []
+    return [] if effects is None else effects.grids()
 
 
 def _has_own_code(folder: RunFolder) -> bool:
