@@ -214,6 +214,14 @@ def test_zeros_of_most_clients_are_not_taken_for_another_unit(tmp_path):
     assert not [one for one in doubts if "unit" in one]
 
 
+def test_a_clients_mean_near_zero_is_not_taken_for_another_unit(tmp_path):
+    """Centred means of schools have both signs, so one of them may be as near to zero as it likes."""
+    centred = {"A": 1.3, "B": -0.9, "C": 0.002, "D": 0.7, "E": -1.1}
+    table = [f"{who},{mean},{i % 7},{i % 2}" for who, mean in centred.items() for i in range(40)]
+    _, doubts = chosen(write(tmp_path, table, head="who,centred,x,y"))
+    assert not [line for line in doubts if "unit" in line]
+
+
 def test_a_column_that_is_empty_at_a_client_is_named(tmp_path):
     fruits = ("apple", "pear")
     table = [

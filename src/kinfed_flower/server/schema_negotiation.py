@@ -296,10 +296,9 @@ class Describing:
         for name in next(iter(by_site.values()), {}):
             statistics = [columns[name] for columns in by_site.values()]
             if all(isinstance(column, NumberStatistics) for column in statistics):
-                sizes = [
-                    float(np.hypot(column.mean, column.deviation)) if column.present else 0.0 for column in statistics
-                ]
-                if line := describe_odd_units(name, [*by_site], np.array(sizes)):
+                moments = [(column.mean, column.deviation) if column.present else (0.0, 0.0) for column in statistics]
+                means, deviations = np.array(moments).T  # [N] each
+                if line := describe_odd_units(name, [*by_site], means, deviations):
                     self.broker.log(line)
 
     def _times(self, greetings: Mapping[str, Fields]) -> Fields:

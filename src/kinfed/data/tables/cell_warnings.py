@@ -47,11 +47,15 @@ def find_copy(column: Raw, y: Numbers, labelled: bool) -> int | None:
     return _same_class(column.values, y) if labelled else _same_number(column, y)
 
 
-def describe_odd_units(column: str, clients: Sequence[str], sizes: Numbers) -> str:
+def describe_odd_units(column: str, clients: Sequence[str], means: Numbers, deviations: Numbers) -> str:
     """What to say of clients whose numbers are `FAR` times as large as at most, or as small; "" if there are none.
 
-    `sizes`: [N] are the root mean squares of clients' numbers, 0 for clients without any.
+    `means`, `deviations`: [N] are 0 for clients without numbers. Where means have both signs, one number alone says
+    nothing about its unit, because it may be near 0 by chance.
     """
+    sizes = np.hypot(means, deviations)  # [N] root mean squares
+    if means.min(initial=0) < 0 < means.max(initial=0):
+        sizes = np.where(deviations > 0, sizes, 0)
     positive = np.sort(sizes[sizes > 0])
     if len(positive) < 2:
         return ""

@@ -428,10 +428,12 @@ def _warnings_of_units(federation: Federation, numbers: Mapping[str, torch.Tenso
     lines = list[str]()
     rows = torch.bincount(who, minlength=len(federation)).clamp(min=1)  # [N]
     for name, values in numbers.items():
-        squares = torch.zeros(len(federation), dtype=torch.float64).index_add_(0, who, values.square())
-        sizes = (squares / rows).sqrt()
-        sizes[sizes < ROUNDED * values.abs().max()] = 0  # what scaling and back leave of a zero
-        lines.append(describe_odd_units(name, federation.names, sizes.numpy()))
+        nothing = torch.zeros(len(federation), dtype=torch.float64)
+        means = nothing.index_add(0, who, values) / rows
+        deviations = (nothing.index_add(0, who, (values - means[who]).square()) / rows).sqrt()
+        for moments in (means, deviations):
+            moments[moments.abs() < ROUNDED * values.abs().max()] = 0  # what scaling and back leave of a zero
+        lines.append(describe_odd_units(name, federation.names, means.numpy(), deviations.numpy()))
     return [line for line in lines if line]
 
 
