@@ -55,6 +55,14 @@ def test_a_column_that_tells_the_label_is_named(columns, said):
     assert line.endswith("what is not known before 'y' is left out with ignore")
 
 
+def test_a_column_that_is_empty_wherever_there_is_a_target_is_named_in_plain_words():
+    """As a dose is where rows are doses or measurements; statistics of no cell at all are not taken."""
+    frame = polars.DataFrame(table(dose=lambda draw, yes: [None] * ROWS))
+    dosed = frame.with_columns(y=polars.lit(None, polars.String), dose=polars.lit(2.0))
+    lines = warned(polars.concat([frame.with_columns(dose=polars.col("dose").cast(polars.Float64)), dosed[:20]]))
+    assert [line for line in lines if "have no y" not in line and "dose" not in line] == []
+
+
 def test_a_copy_of_the_label_is_named_once_and_named_if_it_is_none_in_a_row_outside_training():
     frame = polars.DataFrame(table(copy=lambda draw, yes: np.where(yes, 1, 0)))
     (line,) = warned(frame)

@@ -209,7 +209,7 @@ def _notes(summary: Summary) -> Iterator[str]:
         yield f"balanced accuracy and AUC are means of {clients}"
     if "r2_clients" in score:
         clients = f"{plain(score['r2_clients'])} of {count} clients"
-        yield f"r2 is a mean of {clients}: the others' test targets are all the same, so theirs is not defined"
+        yield f"r2 is a mean of {clients}: the others are tested on one row or equal targets, so it is not defined"
     if others := {k: v for k, v in score.items() if k not in OWN_COLUMNS}:
         values = (f"{key} {plain(value)}{' %' if key.startswith('mape') else ''}" for key, value in others.items())
         yield f"{summary.selection.chosen}: {', '.join(values)}"

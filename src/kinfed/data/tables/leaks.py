@@ -83,6 +83,7 @@ def warn_of_copies(table: str, x: Numbers, y: Numbers, train: Codes) -> None:
     Rows are copies only if two columns or more have a value that no other row has, as coarse rows agree by chance.
     """
     cells = np.column_stack([x, y])
+    cells = cells[:, ~np.isnan(cells).all(0)]  # an empty column has no deviation
     spread = np.nanstd(cells, 0)
     cells = np.round(cells / np.where(spread > 0, spread, 1.0), DIGITS)
     held = np.ones(len(x), bool)
