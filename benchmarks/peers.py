@@ -244,7 +244,7 @@ def write(lines, gflops):
     about = (
         "Written by `python benchmarks/peers.py`. "
         f"PyTorch {torch.__version__}, Python {platform.python_version()}, {torch.get_num_threads()} threads, "
-        f"{platform.processor() or platform.machine()}; matrix products reach {gflops:.0f} GFLOP/s. Parameters: "
+        f"{platform.processor() or platform.machine()}. Matrix products reach {gflops:.0f} GFLOP/s. Parameters: "
         + ", ".join(f"{name} {count:,}" for name, count in PARAMETERS.items())
         + "."
     )

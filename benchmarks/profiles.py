@@ -123,7 +123,7 @@ def main():
             data, module, training = prepare_workload(name)
             table.append(profile(name, data, module, training, rate))
     print("\n".join(table))
-    peak = f"One thread; a large product runs at {rate / 1e9:.0f} GFLOP/s on it."
+    peak = f"On one thread, a large product runs at {rate / 1e9:.0f} GFLOP/s."
     about = f"Written by `python benchmarks/profiles.py`. {peak}"
     put(PAGE, "profiles", "\n".join([about, "", *table]), "Performance")
 
