@@ -214,6 +214,13 @@ def test_zeros_of_most_clients_are_not_taken_for_another_unit(tmp_path):
     assert not [one for one in doubts if "unit" in one]
 
 
+def test_a_large_client_of_many_is_not_taken_for_another_unit(tmp_path):
+    """Sizes go from 1 to 32,768 by factors of two: the largest is 171 times the median, and twice the next."""
+    table = [f"{who},{2**who + i % 2},{i % 7},{i % 2}" for who in range(16) for i in range(40)]
+    _, doubts = chosen(write(tmp_path, table, head="who,size,x,y"))
+    assert not [line for line in doubts if "unit" in line]
+
+
 def test_a_clients_mean_near_zero_is_not_taken_for_another_unit(tmp_path):
     """Centred means of schools have both signs, so one of them may be as near to zero as it likes."""
     centred = {"A": 1.3, "B": -0.9, "C": 0.002, "D": 0.7, "E": -1.1}

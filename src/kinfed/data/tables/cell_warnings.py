@@ -19,6 +19,7 @@ ZIP = re.compile(r"(?i)(^|[^a-z])(zip|zip ?code|postal|postal ?code|post ?code|p
 EQUAL = 1e-9  # of a target's deviation, what may be left of it where it is an input again
 FEWEST = 10  # rows from which equal columns are no chance
 FAR = 100.0  # times that numbers of a client are as large as those of most from which their unit is doubted
+GAP = 10.0  # times that they are as large as those of all clients whose unit is not doubted, or as small
 
 
 def warn(frame: Frame, raw: Mapping[str, Raw], targets: Mapping[str, Numbers], labelled: bool) -> None:
@@ -50,8 +51,9 @@ def find_copy(column: Raw, y: Numbers, labelled: bool) -> int | None:
 def describe_odd_units(column: str, clients: Sequence[str], means: Numbers, deviations: Numbers) -> str:
     """What to say of clients whose numbers are `FAR` times as large as at most, or as small; "" if there are none.
 
-    `means`, `deviations`: [N] are 0 for clients without numbers. Where means have both signs, one number alone says
-    nothing about its unit, because it may be near 0 by chance.
+    No client of a heavy tail is doubted, because numbers in another unit lie `GAP` times beyond all others. `means`,
+    `deviations`: [N] are 0 for clients without numbers. Where means have both signs, one number alone says nothing
+    about its unit, because it may be near 0 by chance.
     """
     sizes = np.hypot(means, deviations)  # [N] root mean squares
     if means.min(initial=0) < 0 < means.max(initial=0):
@@ -60,7 +62,10 @@ def describe_odd_units(column: str, clients: Sequence[str], means: Numbers, devi
     if len(positive) < 2:
         return ""
     times = sizes / (positive[0] if len(positive) == 2 else np.median(positive))
-    far = np.flatnonzero((times >= FAR) | ((times > 0) & (times <= 1 / FAR))).tolist()
+    near = times[(times > 1 / FAR) & (times < FAR)]
+    large = times >= max(FAR, GAP * near.max())
+    small = (times > 0) & (times <= min(1 / FAR, near.min() / GAP))
+    far = np.flatnonzero(large | small).tolist()
     if not len(far) or 2 * len(far) > len(positive):
         return ""
     called = [f"{clients[i]} ({f'{times[i]:,.4g}' if times[i] < 1 else f'{times[i]:,.0f}'} times)" for i in far]
