@@ -65,11 +65,10 @@ ASKED = {
             "attention-0.01-test": "",
             "projected-0.1-train": 'method={name="kinfed_papers.pfedgat.graphs:Projected",lr=0.1,feedback="train"}',
         },
-        "Here it is the form. With attention, the rate and the feedback of the other variant are not enough: the mixed "
-        "model has "
-        "{attention-0.1-train/mixed} %, the client's own after local training {attention-0.1-train/own} %. Without "
-        "it the "
-        "table's rate and feedback are enough: {projected-0.01-test/mixed} and {projected-0.01-test/own} %.",
+        "Here it is the form. With attention, the rate and the feedback of the other variant are not enough. The mixed "
+        "model has {attention-0.1-train/mixed} %, and the client's own after local training {attention-0.1-train/own} "
+        "%. Without attention the table's rate and feedback are enough. The models have "
+        "{projected-0.01-test/mixed} and {projected-0.01-test/own} %.",
         notes=("from uniform",),
     ),
     "pfedgat-averages": Deciding(
@@ -78,9 +77,9 @@ ASKED = {
         FASHION,
         SHORT,
         {"fedavg": "method=fedavg", "fedavg-ft": "method=fedavg-ft method.length=1"},
-        "FedAvg's common model has {fedavg/shared} %, {fedavg/among its classes} % if it may only answer with a class "
-        "that the client has, and {fedavg-ft/tuned} % after a round's local epochs. So the paper may have scored "
-        "either of the two.",
+        "FedAvg's shared model has {fedavg/shared} %. If it may only answer with a class that the client has, it has "
+        "{fedavg/among its classes} %. After a round's local epochs it has {fedavg-ft/tuned} %. So the paper may have "
+        "scored either of the two.",
         among=("fedavg",),
     ),
     "fedcedar-graph": Deciding(
@@ -89,8 +88,8 @@ ASKED = {
         MNIST,
         TENTH,
         {"fedavg-ft": "method=fedavg-ft method.length=1", "fedcedar": ""},
-        "FedAvg's common model has {fedavg-ft/shared} %, and {fedavg-ft/tuned} % after a round's local epochs; what "
-        "FedCedar sends has {fedcedar/received} %, and {fedcedar/tuned} % after these.",
+        "FedAvg's shared model has {fedavg-ft/shared} %, and {fedavg-ft/tuned} % after a round's local epochs. What "
+        "FedCedar sends has {fedcedar/received} %, and {fedcedar/tuned} % after these epochs.",
         notes=("spread",),
     ),
     "sfl-week": Deciding(
@@ -104,8 +103,9 @@ ASKED = {
             "local": "method=local",
             "fedavg-ft": "method=fedavg-ft method.length=1",
         },
-        "An hour ahead FedAvg is off by {fedavg/shared} mph and {fedavg-ft/tuned} after a round of local training, "
-        "SFL by {sfl/mixed} as the table scores it and {sfl/own} after local training; Local by {local/own}.",
+        "An hour ahead FedAvg is off by {fedavg/shared} mph, and by {fedavg-ft/tuned} after a round of local training. "
+        "SFL is off by {sfl/mixed} as the table scores it, and by {sfl/own} after local training. Local is off by "
+        "{local/own}.",
         metric="mae@12",
         times=1.0,
     ),
@@ -116,20 +116,20 @@ ASKED = {
         "",
         {},
         "Always the commonest label of a client's training images is right for {labels//accuracy of the commonest "
-        "label} % of its test images; {labels//clients with one label} % of the clients have one label only.",
+        "label} % of its test images. Of the clients {labels//clients with one label} % have one label only.",
         labels=True,
     ),
     "sfl-labels-5": Deciding(
         "sfl-tables",
-        "And with five shards a client; does their graph tell clients apart?",
+        "And with five shards a client, and does their graph tell clients apart?",
         "papers/sfl/table2/cifar10/shards5",
         "",
         {},
         "The commonest label is right for {labels//accuracy of the commonest label} % of a client's test images. Of "
-        "the pairs of clients {labels//linked pairs} % share a label and are linked: a client's weights for the "
+        "the pairs of clients {labels//linked pairs} % share a label and are linked. A client's weights for the "
         "others differ from the mean client's by {labels//distance of P's rows from their mean} % in total "
-        "variation, and with the three propagation steps of the released code by {labels//distance of P^3's rows "
-        "from their mean} %.",
+        "variation. With the three propagation steps of the released code they differ by {labels//distance of P^3's "
+        "rows from their mean} %.",
         labels=True,
     ),
     "sfl-shards": Deciding(
@@ -138,8 +138,8 @@ ASKED = {
         "papers/sfl/table2/cifar10/shards5",
         "rounds=5 evaluate_every=5",
         {"local": "method=local", "fedavg": "method=fedavg", "sfl": ""},
-        "Local has {local/own} %, FedAvg {fedavg/shared} %; SFL {sfl/own} % after local training, {sfl/mixed} % as "
-        "the table scores it.",
+        "Local has {local/own} %, and FedAvg {fedavg/shared} %. SFL has {sfl/own} % after local training, and "
+        "{sfl/mixed} % as the table scores it.",
         options="how.precision=bf16",
     ),
     **{
@@ -174,7 +174,7 @@ ASKED = {
         "papers/fedaghn/table1/cifar10/pathological",
         "rounds=5 evaluate_every=1",
         {"printed": "", "descent": "method=fedaghn"},
-        "After local training the printed sign has {printed/own} %, the other {descent/own} %; before it "
+        "After local training the printed sign has {printed/own} %, the other {descent/own} %. Before it they have "
         "{printed/mixed} and {descent/mixed} %. So after five rounds, with one seed, the sign is not what keeps "
         "FedAGHN behind Local.",
         options="how.precision=bf16",
@@ -337,10 +337,10 @@ def part(name):
     """What a page says of an experiment: its question, and if it was run its table, its answer and its command."""
     question, rows = ASKED[name], read(name)
     if not rows:
-        return wrap(f"*{question.asks}* Open; `python evidence/deciding.py {name}` would tell.")
+        return wrap(f"*{question.asks}* This is open. `python evidence/deciding.py {name}` would answer it.")
     means, seeds = spread(question, rows), seeds_of(rows)
-    last = f"`python evidence/deciding.py {name}`, {f'seeds {seeds}' if ',' in seeds else 'one seed'};"
-    last += f" scores by seed are in [{name}.csv](deciding/{name}.csv)."
+    last = f"`python evidence/deciding.py {name}`, {f'seeds {seeds}' if ',' in seeds else 'one seed'}."
+    last += f" Scores by seed are in [{name}.csv](deciding/{name}.csv)."
     parts = [
         f"*{question.asks}*",
         "" if question.labels else table(question, rows, means),
