@@ -57,8 +57,8 @@ def table():
         cells = [f"{mean:.1f} ({worst:.1f})" for mean, worst in means.tolist()]
         lines.append(f"| `{name}` | {' | '.join(cells)} | {lost.mean():.1f} ± {lost.std():.1f} |")
     caption = (
-        f"The worst client's is in brackets. Means are over seeds {', '.join(map(str, SEEDS))}. `lost` is the first column "
-        "less the last, with its deviation over seeds. `python evidence/bias.py` writes the table."
+        f"The worst client's is in brackets. Means are over seeds {', '.join(map(str, SEEDS))}. `lost` is the first "
+        "column less the last, with its deviation over seeds. `python evidence/bias.py` writes the table."
     )
     return "\n".join([*lines, "", caption])
 
