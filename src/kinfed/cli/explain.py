@@ -42,11 +42,11 @@ def _explain(args: argparse.Namespace, console: Console) -> None:
     saved = open_models(folder)
     effects = None if saved is None else MixedEffects.read(folder)
     if saved is not None and effects is not None:
-        own = OwnEffects.from_run(saved, effects, args.client)
+        deviations = OwnEffects.from_run(saved, effects, args.client)
         if args.json:
-            print(to_json(effects.to_dict() | {"client": own.to_dict()}))
+            print(to_json(effects.to_dict() | {"client": deviations.to_dict()}))
             return
-        show([*effects.grids(), own.grid()], Literal(), soft_wrap=True)
+        show([*effects.grids(), deviations.grid()], Literal(), soft_wrap=True)
         return
     columns = None if args.of or saved is None else SplitColumns.from_run(saved)
     if columns is not None:

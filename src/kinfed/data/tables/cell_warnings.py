@@ -18,8 +18,8 @@ CODE = r"^\s*0\d+\s*$"  # text that is a number, and as a number would lose its 
 ZIP = re.compile(r"(?i)(^|[^a-z])(zip|zip ?code|postal|postal ?code|post ?code|plz)([^a-z]|$)")  # of a column's name
 EQUAL = 1e-9  # of a target's deviation, what may be left of it where it is an input again
 FEWEST = 10  # rows from which equal columns are no chance
-FAR = 100.0  # times that numbers of a client are as large as those of most from which their unit is doubted
-GAP = 10.0  # times that they are as large as those of all clients whose unit is not doubted, or as small
+FAR = 100.0  # times that numbers of a client are as large as those of most from which they are warned of
+GAP = 10.0  # times that they are as large as those of all others, or as small
 
 
 def warn(frame: Frame, raw: Mapping[str, Raw], targets: Mapping[str, Numbers], labelled: bool) -> None:
@@ -51,7 +51,7 @@ def find_copy(column: Raw, y: Numbers, labelled: bool) -> int | None:
 def describe_odd_units(column: str, clients: Sequence[str], means: Numbers, deviations: Numbers) -> str:
     """What to say of clients whose numbers are `FAR` times as large as at most, or as small; "" if there are none.
 
-    No client of a heavy tail is doubted, because numbers in another unit lie `GAP` times beyond all others. `means`,
+    The largest client of a heavy tail is none, because numbers in another unit lie `GAP` times beyond all others. `means`,
     `deviations`: [N] are 0 for clients without numbers. Where means have both signs, one number alone says nothing
     about its unit, because it may be near 0 by chance.
     """
