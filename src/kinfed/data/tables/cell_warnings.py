@@ -51,9 +51,9 @@ def find_copy(column: Raw, y: Numbers, labelled: bool) -> int | None:
 def describe_odd_units(column: str, clients: Sequence[str], means: Numbers, deviations: Numbers) -> str:
     """What to say of clients whose numbers are `FAR` times as large as at most, or as small; "" if there are none.
 
-    The largest client of a heavy tail is none, because numbers in another unit lie `GAP` times beyond all others. `means`,
-    `deviations`: [N] are 0 for clients without numbers. Where means have both signs, one number alone says nothing
-    about its unit, because it may be near 0 by chance.
+    The largest client of a heavy tail is none, because numbers in another unit lie `GAP` times beyond all others.
+    `means`, `deviations`: [N] are 0 for clients without numbers. Where means have both signs, one number alone says
+    nothing about its unit, because it may be near 0 by chance.
     """
     sizes = np.hypot(means, deviations)  # [N] root mean squares
     if means.min(initial=0) < 0 < means.max(initial=0):
