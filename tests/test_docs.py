@@ -271,8 +271,9 @@ def test_every_command_on_a_page_is_one_that_kinfed_takes(page, tmp_path, monkey
             series = (said.get(name, "") for name in ("future", "static"))
             listed = [one for names in (asked.time, asked.weight, *series) for one in names.split(",") if one]
             more = [one for one in listed if one != "price"]
-            rows = [(who, i, i % 2, *[i] * len(more)) for who in "AB" for i in range(9)]
-            columns = ", ".join([asked.client, "price", asked.target, *more])
+            named = asked.client.split(",")
+            rows = [(*[who] * len(named), i, i % 2, *[i] * len(more)) for who in "AB" for i in range(9)]
+            columns = ", ".join([*named, "price", asked.target, *more])
             if kind_of(given) == "sql":
                 given = "sqlite:///shops.db"
                 with closing(sqlite3.connect("shops.db")) as made, made:

@@ -396,7 +396,7 @@ def test_what_cannot_be_used_is_refused_with_its_place(tmp_path, text, how, said
         ({"target": 3}, "target must be text or a list; got 3"),
         ({"features": ["x", 1.5]}, "features[1] must be text; got 1.5"),
         ({"features": "x"}, "features must be a list; got 'x'"),
-        ({"client": None}, "client must be text; got None"),
+        ({"client": None}, "client must be text or a list; got None"),
         ({"edges": 3}, "edges must be text or a path or GraphFile(...); got 3"),
     ],
 )

@@ -19,7 +19,7 @@ from kinfed_flower.site import site_cohort
 from kinfed_flower.site.gateway import Gateway, split_by_client
 from kinfed_flower.site.policy import Policy
 from kinfed_flower.site.site import Site
-from kinfed_flower.site.site_reading import Reading
+from kinfed_flower.site.site_reading import OwnTable, Reading
 from kinfed_flower.wire import messages
 from kinfed_flower.wire.messages import Message
 
@@ -155,6 +155,24 @@ def test_what_is_no_bundle_or_of_no_client_here_is_refused(federation):
         reply = gateway.reply("verdict", messages.bundle({"eve": Message({"experiment": "e"}, {})}))
     assert messages.unbundle(reply)["eve"].fields["refused"] == "no row of its site's file names it"
     assert told == ["client eve: no row of this site's file names it, so the run goes on without it"]
+
+
+def test_two_columns_name_the_clients_of_a_gateway(tmp_path):
+    text = "hospital,ward,age,y\n" + "".join(f"h{i % 2},w{i // 4},{i},{i}\n" for i in range(8))
+    path, dotted = tmp_path / "h.csv", tmp_path / "d.csv"
+    path.write_text(text)
+    dotted.write_text(text.replace("w1", "w.1"))
+    files = split_by_client(path, "hospital,ward", "north", tmp_path / "parts")
+    assert sorted(files) == ["north.h0.w0", "north.h0.w1", "north.h1.w0", "north.h1.w1"]
+    reading = Reading(client="hospital,ward", columns={"age": "years"})
+    gateway = Gateway("north", files, tmp_path / "grouped", "cpu", reading)
+    table = OwnTable(files["north.h1.w0"], "north.h1.w0", gateway.sites["north.h1.w0"]._reading)
+    assert table.frame["y"].numbers().tolist() == [1, 3]
+    assert table.kinds == {"years": "number"}
+    with pytest.raises(
+        UsageError, match=r"'north\.h0\.w\.1' cannot be a client's name; letters, digits, '_' and '-' may be used"
+    ):
+        split_by_client(dotted, "hospital,ward", "north", tmp_path / "parts")
 
 
 def test_a_column_of_clients_must_name_clients(tmp_path):

@@ -137,6 +137,22 @@ def test_groups_are_a_column_of_X_so_that_searches_need_no_routing(opposed, kind
         clone(model).set_params(groups="whom" if library else 3).fit(data, y > 0)
 
 
+@pytest.mark.parametrize("library", [pandas, polars])
+def test_groups_are_several_columns_of_X(opposed, library):
+    X, y, groups = opposed
+    part = np.where(np.arange(len(groups)) % 2, "odd", "even")
+    data = library.DataFrame({"a": X[:, 0], "who": groups, "part": part, "b": X[:, 1]})
+    model = kinfed.Regressor(groups=["who", "part"]).fit(data, y)
+    lines = [f"{name},{half}" for name, half in zip(groups, part, strict=True)]
+    beside = kinfed.Regressor().fit(X[:, :2], y, lines)
+    assert set(model.groups_) == set(beside.groups_) == set(lines)
+    np.testing.assert_allclose(model.predict(data), beside.predict(X[:, :2], lines), atol=1e-9)
+    with pytest.raises(ValueError, match="groups: X has no column 'half'"):
+        clone(model).set_params(groups=["who", "half"]).fit(data, y)
+    with pytest.raises(ValueError, match=r"groups=\['who', 'part'\] names a column, which needs a frame"):
+        clone(model).fit(X, y)
+
+
 def test_it_is_the_run_that_fit_makes(opposed):
     """The predictions are those of the run's own predictor, for a method given as an object, too."""
     X, y, groups = opposed

@@ -1,7 +1,6 @@
 """kinfed onboard."""
 
 import argparse
-import csv
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
-from ..data.tables.words import name_of
+from ..data.tables.words import name_of, split_names
 from ..errors import RunError, UsageError, log_failure, several
 from ..files import to_json
 from ..report.tables.text_table import draw, score_text
@@ -75,7 +74,7 @@ def _onboard(args: argparse.Namespace, console: Console) -> None:
     if args.out is not None and args.out.exists() and any(args.out.iterdir()):
         raise UsageError(f"{args.out} is not empty; choose another folder")
     saved = Run(RunFolder(args.run))
-    wanted = [name.strip() for name in next(csv.reader([args.client], skipinitialspace=True), []) if name.strip()]
+    wanted = [name.strip() for name in split_names(args.client) if name.strip()]
     if args.data is None:
         if args.edges is not None:
             raise UsageError("--edges goes with --data; the run's own data have its graph")

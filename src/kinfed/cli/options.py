@@ -63,7 +63,9 @@ def columns() -> argparse.ArgumentParser:
         "FILE.csv, FILE.parquet, a folder of these, sqlite:///FILE or postgresql://USER@HOST/NAME. Settings such as "
         "past=12 horizon=3 future=A,B forecast series. decimal=, is for numbers such as 1,5 (docs/data.md).",
     )
-    group.add_argument("--client", metavar="COLUMN", default="", help="which client a row belongs to")
+    group.add_argument(
+        "--client", metavar="COLUMN", default="", help="which client a row belongs to; several columns as a,b"
+    )
     group.add_argument("--target", metavar="COLUMN", default="", help="what to predict; several columns as a,b")
     group.add_argument("--ignore", metavar="COLUMN,...", default="", help="columns that are not inputs")
     group.add_argument("--time", metavar="COLUMN", default="", help="the time of a row; the latest rows are the test")

@@ -35,6 +35,7 @@ from ..data.federation import Federation
 from ..data.tables.frame import series_of
 from ..data.tables.open_table import convert_pandas, frame_of
 from ..data.tables.table_reader import TableReader
+from ..data.tables.words import join_names
 from ..errors import UsageError, list_names, nearest, several
 from ..methods.solved import KNOWN, SUITED
 from .config.experiment import default_model
@@ -59,7 +60,7 @@ class _Grouped(BaseEstimator):  # type: ignore[misc]
         self,
         method: str | Method | None = None,
         *,
-        groups: str | int | None = None,
+        groups: str | int | Sequence[str] | None = None,
         unknown: Unknown | None = None,
         model: str | None = None,
         rounds: int = 20,
@@ -171,13 +172,18 @@ class _Grouped(BaseEstimator):  # type: ignore[misc]
             if self.groups is None:
                 return frame, self._names_of(groups, len(frame))
             column = self.groups
+            if isinstance(column, Sequence) and not isinstance(column, str):
+                line = join_names(column)
+                joined = frame_of(frame, "groups: X").with_joined(line)
+                joined.need([line])
+                return frame.drop(column), joined[line].values
             if isinstance(column, int) and -frame.width <= column < frame.width:
                 column = frame.columns[column]
             if column not in frame.columns:
                 raise ValueError(f"groups: X has no column {column!r}; {nearest(str(column), frame.columns)}")
             return frame.drop(column), frame[column]
-        if isinstance(self.groups, str):
-            raise ValueError(f"groups='{self.groups}' names a column, which needs a frame; of an array give its place")
+        if isinstance(self.groups, Sequence):
+            raise ValueError(f"groups={self.groups!r} names a column, which needs a frame; of an array give its place")
         if self.groups is not None:
             X = np.asarray(X)
             if X.ndim != 2 or not -X.shape[1] <= self.groups < X.shape[1]:
@@ -312,15 +318,15 @@ class Regressor(RegressorMixin, _Grouped):  # type: ignore[misc]
     """A regressor with one model for each group of rows, and each group learns from its kin.
 
     Settings: `method`, a name that `kinfed list methods` has, or a `kinfed.Method`, by default `partial-pooling` for
-    numbers and `kin` for classes; `groups`, the column of X that says each row's group, by name or place, in place of
-    an array beside X, so that scikit-learn's scorers and searches need no routing; `unknown`, what becomes of rows of a
-    group that was not trained, or of none: an `error`, `skip` (no answer, with a warning), or the `mean` of what all
-    groups' models answer (by default an error, but where no groups are given at all, the mean with a warning); `model`,
-    a name that `kinfed list models` has, by default curves, `additive`, for numbers without a `method`, and else `mlp`;
-    `rounds` of training; in each, `epochs` over a group's rows in batches of `batch_size`, by Adam with
-    `learning_rate`, which methods that solve do not need; `validation`, the share of each group's rows that is held
-    back to select the round and to tell how wide intervals are, unless that is less than one row in some group;
-    `random_state`, a whole number (None is 0), by which every draw is fixed.
+    numbers and `kin` for classes; `groups`, the column of X that says each row's group, by name or place, or a list of
+    names, such as ["school", "class"], in place of an array beside X, so that scikit-learn's scorers and searches need
+    no routing; `unknown`, what becomes of rows of a group that was not trained, or of none: an `error`, `skip` (no
+    answer, with a warning), or the `mean` of what all groups' models answer (by default an error, but where no groups
+    are given at all, the mean with a warning); `model`, a name that `kinfed list models` has, by default curves,
+    `additive`, for numbers without a `method`, and else `mlp`; `rounds` of training; in each, `epochs` over a group's
+    rows in batches of `batch_size`, by Adam with `learning_rate`, which methods that solve do not need; `validation`,
+    the share of each group's rows that is held back to select the round and to tell how wide intervals are, unless that
+    is less than one row in some group; `random_state`, a whole number (None is 0), by which every draw is fixed.
 
     X is an array of numbers, or a frame of pandas or polars, whose text and dates become inputs too. NaN is a missing
     value. Groups are numbers or text, and 1 and "1" are one group.

@@ -264,7 +264,9 @@ class Predictor:
         """The answers to a table's rows, and which of [n] rows have one: all that are not skipped."""
         layout = self.description or self.series
         others = "left out" if self.series is not None else f"answered by the model of '{self.client}', as asked"
-        answered = self._owners.select_rows(frame, layout.client if layout else "", others)
+        client = layout.client if layout else ""
+        frame = frame.with_joined(client)
+        answered = self._owners.select_rows(frame, client, others)
         return self._answer(self._batch(frame if answered.all() else frame.keep(answered))), answered
 
     def _batch(self, frame: Frame) -> Batch:

@@ -64,7 +64,7 @@ def of_table(saved: Run, path: Path, edges: Path | None) -> list[Newcomer]:
             f"{saved.folder} was not trained on rows of a table, so newcomers come from its own data: leave some "
             "out with federation.newcomers, and leave --data out"
         )
-    frame = open_table(path)
+    frame = open_table(path).with_joined(description.client)
     targets = [target.name for target in description.targets]
     if lacking := [name for name in targets if name not in frame.columns]:
         raise UsageError(

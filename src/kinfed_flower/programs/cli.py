@@ -116,7 +116,8 @@ def _add_examples(node: argparse.ArgumentParser, needed: bool = True) -> None:
         "--client",
         default="",
         metavar="COLUMN",
-        help="a column of the table that names clients: each takes part, as SITE.CLIENT, and all train as one batch",
+        help="a column of the table that names clients, or several as a,b: each takes part, as SITE.CLIENT or "
+        "SITE.A.B, and all train as one batch",
     )
     node.add_argument(
         "--query", metavar="FILE.sql", default="", help="for a database: the SELECT to read, as a file or as text"

@@ -30,18 +30,27 @@ SAME = "tensors: "  # begins what is told of all clients alike
 def names_in(frame: Frame, column: str, site: str) -> dict[str, int]:
     """The clients that a column names, by their names in the federation, SITE.CLIENT, with their places in the column.
 
-    Raises UsageError for a column that is not there, and for names that no site can have.
+    Several columns, such as `ward,floor`, name SITE.WARD.FLOOR. Raises UsageError for a column that is not there, and
+    for names that no site can have.
     """
+    frame = frame.with_joined(column)
     frame.need([column])
     cells = frame[column].words()
     if (empty := np.flatnonzero(cells.empty)).size:
         raise UsageError(f"{frame.name}: {frame[column].place(int(empty[0]))} is empty, so its row is no client's")
-    there = np.unique(cells.codes)
-    names = {f"{site}.{name}": i for i, name in enumerate(cells.names) if name and i in there}
-    bad = [name for name in names if not re.fullmatch(NAME, name)]
+    parts = [frame[name].words() for name in frame.sources_of(column)]
+    codes, rows = np.unique(cells.codes, return_index=True)
+    names, bad = dict[str, int](), list[str]()
+    for code, row in zip(codes.tolist(), rows, strict=True):
+        texts = [part.names[part.codes[row]] for part in parts]
+        name = ".".join([site, *texts])
+        names[name] = code
+        if not re.fullmatch(NAME, name) or (len(texts) > 1 and any("." in text for text in texts)):
+            bad.append(name)
     if bad or len(names) > MOST:
         problem = f"{bad[0]!r} cannot be a client's name" if bad else f"it names {len(names):,} clients, over {MOST:,}"
-        raise UsageError(f"{frame.name}: column '{column}': {problem}; letters, digits, '.', '_' and '-' may be used")
+        marks = "'_' and '-'" if len(parts) > 1 else "'.', '_' and '-'"
+        raise UsageError(f"{frame.name}: column '{column}': {problem}; letters, digits, {marks} may be used")
     return names
 
 
@@ -57,7 +66,7 @@ def table_of(examples: Path | Frame) -> Frame:
 def split_by_client(examples: Path | Frame, column: str, site: str, folder: Path) -> dict[str, Path]:
     """A file of its own for each client that a column names, by the client's name; see `names_in` for errors."""
     frame = table_of(examples)
-    names, codes = names_in(frame, column, site), frame[column].words().codes
+    names, codes = names_in(frame, column, site), frame.with_joined(column)[column].words().codes
     make_folder(folder)
     files = {name: folder / f"{name}.parquet" for name in names}
     for name, code in names.items():
@@ -81,11 +90,12 @@ class Gateway:
         policy: Policy | None = None,
         key: Path | None = None,
     ) -> None:
-        """`files` are the clients' own, by their names; the column that names the client in them is no input.
+        """`files` are the clients' own, by their names; the columns that name the client in them are no inputs.
 
         `key` is the site's, by which all of them sign their keys of masked rounds.
         """
-        ignore = [*reading.ignore, reading.columns.get(reading.client, reading.client)]
+        table = open_table(next(iter(files.values()))).with_joined(reading.client)
+        ignore = [*reading.ignore, *(reading.columns.get(name, name) for name in table.sources_of(reading.client))]
         client_reading = replace(reading, ignore=ignore, client="")
         self.name, self._report, self._device = name, report, device
         trusted = policy.members if policy else ""

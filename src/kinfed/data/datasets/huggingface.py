@@ -1,6 +1,7 @@
 """Hugging Face data sets on disk, as `datasets` saves them (`save_to_disk`): Arrow files, read without that library."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,7 @@ import torch
 
 from ...core.field_checks import CountOrZero
 from ...core.tasks import Classification
-from ...errors import UsageError, nearest, reason_of
+from ...errors import UsageError, reason_of
 from ..dataset import Dataset
 from ..tables.frame import Frame, natural
 from ..tables.open_table import frame_of
@@ -32,16 +33,15 @@ class HuggingFace(TableReader):
     """
 
     path: str  # the folder, as seen from the working directory
-    client: str = ""  # column that says whose an example is
+    client: str | Sequence[str] = ""  # column that says whose an example is, or several that do together
     size: CountOrZero = 0  # the height and width that pictures are scaled to; 0: they are of one size already
     grey: bool | None = None  # one channel in place of three; left out: if no picture has colours
 
     def __call__(self, data_dir: Path | None = None) -> Dataset:
         """The data set; it is not in the data directory. Raises UsageError that names what cannot be used."""
         table, features = _read_splits(Path(self.path))
-        for name in (self.client, *self.targets) if self.client else self.targets:
-            if name not in table.columns:
-                raise UsageError(f"{self.path} has no column '{name}'; {nearest(name, table.columns)}")
+        wanted = [self.client_column, *self.targets] if self.client else self.targets
+        frame_of(table, self.path).with_joined(self.client_column).need(wanted)
         kinds = {name: kind for name, kind in features.items() if isinstance(kind, dict)}  # others are of lists
         labels = {name: kind.get("names") for name, kind in kinds.items() if kind.get("_type") == "ClassLabel"}
         names = {
@@ -62,6 +62,7 @@ class HuggingFace(TableReader):
 
     def _of_pictures(self, table: "polars.DataFrame", column: str, names: dict[str, list[str]]) -> Dataset:
         frame = Frame(self.path, table.drop(column), lambda row: f"{self.path}, row {row + 1}")
+        frame = frame.with_joined(self.client_column)
         target = self.targets[0]
         labels = frame[target].text()
         classes = [*dict.fromkeys(names.get(target, ()))] or sorted(labels.names, key=natural)
@@ -71,7 +72,7 @@ class HuggingFace(TableReader):
             )
         who, owners = None, tuple[str, ...]()
         if self.client:
-            held = frame[self.client].text()
+            held = frame[self.client_column].text()
             owners = tuple(sorted(held.names, key=natural))
             who = torch.from_numpy(held.find_places(owners))
         sources = [self._source(row, cell) for row, cell in enumerate(table[column].to_list())]

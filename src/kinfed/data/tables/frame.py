@@ -19,7 +19,7 @@ from .column import Column
 from .moments import is_zoned, read_times
 from .owners import Owners
 from .times import Times
-from .words import Codes
+from .words import Codes, join_names, split_names
 
 if TYPE_CHECKING:
     import polars
@@ -122,6 +122,35 @@ class Frame:
         warnings.warn(f"{self.name}: {message}, left out (the first: {first})", stacklevel=4)
         return self.keep(kept)
 
+    def with_joined(self, name: str) -> "Frame":
+        """The frame with a column for several that its name lists, such as `school,class`; without these, as it is.
+
+        A cell is a line of CSV, such as `Ulm,3b`, so different cells never become the same; it is empty where one of
+        them is. Raises UsageError if a column has this name too.
+        """
+        import polars
+
+        parts = split_names(name)
+        if name in self.added or len(parts) < 2 or not {*parts} <= {*self.columns}:
+            return self
+        if name in self.columns:
+            why = f"{self.name}: '{name}' is a column, and also lists {len(parts)} others; give it another name"
+            raise UsageError(why, Fault.COLUMNS)
+        self.need(parts)
+        joined = self[parts[0]].words()
+        cells, codes = [[text] for text in joined.names], joined.codes
+        for part in parts[1:]:
+            texts = self[part].words()
+            pairs, codes = np.unique(codes * len(texts.names) + texts.codes, return_inverse=True)
+            cells = [[*cells[pair // len(texts.names)], texts.names[pair % len(texts.names)]] for pair in pairs]
+        lines = [join_names(texts) if all(texts) else None for texts in cells]
+        column = polars.Series(name, lines, polars.String).gather(codes)
+        return replace(self, _table=self._table.hstack([column]), added=[*self.added, name])
+
+    def sources_of(self, name: str) -> list[str]:
+        """The columns that a column is made of: those that `with_joined` has joined, or itself."""
+        return split_names(name) if name in self.added else [name]
+
     def write(self, path: Path) -> None:
         """Write the rows as Parquet; columns that hold no numbers, text or dates are empty there."""
         import polars
@@ -137,7 +166,8 @@ class Frame:
         """Raise UsageError unless there are columns of these names, all different."""
         for name in names:
             if name not in self.columns:
-                why = f"{self.name} has no column '{name}'; {nearest(name, self.columns)}"
+                lacking = next((part for part in split_names(name) if part not in self.columns), name)
+                why = f"{self.name} has no column '{lacking}'; {nearest(lacking, self.columns)}"
                 raise UsageError(why, Fault.COLUMNS)
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:

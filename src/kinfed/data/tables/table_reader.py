@@ -30,6 +30,7 @@ from .owners import Owners
 from .row_examples import EMPTY, KINDS, NAMES_ROWS, class_names, column_kind, keep_weighted, read_blocks, read_rows
 from .schema import Description, raw_of
 from .series_examples import calendar_of, cut_series
+from .words import join_names
 
 LEAST = 3  # rows of a client: one each for training, validation and test
 
@@ -68,7 +69,7 @@ class TableReader(FormatSettings):
     which says how it is read.
     """
 
-    client: str  # column that names the client a row belongs to
+    client: str | Sequence[str]  # column that names the client a row belongs to, or several that do together
     target: str | Sequence[str]  # column, or list of columns, that the model predicts
     features: Sequence[str] = ()  # columns of inputs; none: all others
     ignore: Sequence[str] = ()  # columns that are no inputs
@@ -114,6 +115,11 @@ class TableReader(FormatSettings):
             raise UsageError(f"horizons are steps ahead, from 1 to horizon, which is {self.horizon}; got {late[0]}")
 
     @property
+    def client_column(self) -> str:
+        """The column of clients; for several one that `Frame.with_joined` adds, whose name lists them."""
+        return self.client if isinstance(self.client, str) else join_names(self.client)
+
+    @property
     def targets(self) -> list[str]:
         return [self.target] if isinstance(self.target, str) else list(self.target)
 
@@ -129,14 +135,16 @@ class TableReader(FormatSettings):
 
     def read_frame(self, frame: Frame) -> Dataset:
         """The data set in a table; raises UsageError as `read` does."""
-        needed = [self.client, *(name for name in (self.time, self.group) if name)]
+        client = self.client_column
+        frame = frame.with_joined(client)
+        needed = [client, *(name for name in (self.time, self.group) if name)]
         frame.need([*needed, *([self.weight] if self.weight else []), *self.targets, *self.features])
         for names in (self.ignore, self.future, self.static, self.formats.text):
             frame.need([*names])
-        frame = frame.read_as(self.formats).with_all(needed if self.drop_missing else [self.client])
+        frame = frame.read_as(self.formats).with_all(needed if self.drop_missing else [client])
         if self.weight and not self.past:
-            frame = keep_weighted(frame, self.weight, self.client)
-        owner = frame[self.client].words()
+            frame = keep_weighted(frame, self.weight, client)
+        owner = frame[client].words()
         names = sorted(owner.names, key=natural)
         held = Owners(names, owner.find_places(names), None)
         if self.edges:
@@ -147,7 +155,15 @@ class TableReader(FormatSettings):
 
     def inputs(self, frame: Frame) -> list[str]:
         """The columns of inputs; raises UsageError if none is left, unless readings are inputs."""
-        taken = {self.client, self.time, self.group, self.weight, *self.targets, *self.ignore, *frame.added}
+        taken = {
+            *frame.sources_of(self.client_column),
+            self.time,
+            self.group,
+            self.weight,
+            *self.targets,
+            *self.ignore,
+            *frame.added,
+        }
         named = dict.fromkeys([*self.features, *self.future, *self.static]) if self.features else ()
         inputs = [*named] or [column for column in frame.columns if column not in taken]
         if not inputs and not self.past:
@@ -161,12 +177,13 @@ def _check_inputs(reader: TableReader) -> None:
     for first, second in (("features", "ignore"), ("future", "ignore"), ("static", "ignore"), ("future", "static")):
         if both := sorted({*lists[first]} & {*lists[second]}):
             raise UsageError(f"column '{both[0]}' is in {first} and in {second}; leave it out of one")
+    clients = dict.fromkeys([reader.client] if isinstance(reader.client, str) else reader.client, "the client")
     for name in ("future", "static"):
-        if taken := sorted({*lists[name]} & {reader.client, reader.time, *reader.targets}):
-            what = {reader.client: "the client", reader.time: "time"}.get(taken[0], "the target")
+        if taken := sorted({*lists[name]} & {*clients, reader.time, *reader.targets}):
+            what = (clients | {reader.time: "time"}).get(taken[0], "the target")
             raise UsageError(f"column '{taken[0]}' is {what}, so it cannot be in {name}; leave it out there")
 
-    roles = {reader.client: "the client", reader.time: "time", reader.group: "the group"}
+    roles = clients | {reader.time: "time", reader.group: "the group"}
     roles |= dict.fromkeys(reader.targets, "the target") | dict.fromkeys(reader.features, "an input")
     if reader.weight and reader.weight in roles:
         what = roles[reader.weight]
@@ -228,13 +245,13 @@ def _read_rows(reader: TableReader, frame: Frame, held: Owners) -> Dataset:
         stratify=True,
         prepare=Preparation(
             frame.name,
-            reader.client,
+            reader.client_column,
             targets,
             kinds,
             {name: column.texts for name, column in examples.raw.items()},
             reader.scale,
             reader.categories,
-            **frame.keep_reading(kinds | dict.fromkeys(numbers, "number"), [reader.client, *targets]),
+            **frame.keep_reading(kinds | dict.fromkeys(numbers, "number"), [reader.client_column, *targets]),
         ),
     )
 
@@ -251,7 +268,7 @@ def _read_series(reader: TableReader, frame: Frame, held: Owners) -> Dataset:
     times = frame.times(time, held, series=True)
     clock, place = times.of_rows(np.flatnonzero(held.who >= 0))
     series = Series(
-        reader.client,
+        reader.client_column,
         time,
         target,
         reader.past,
@@ -262,7 +279,9 @@ def _read_series(reader: TableReader, frame: Frame, held: Owners) -> Dataset:
         kinds,
         tuple(reader.future),
         tuple(reader.static),
-        **frame.keep_reading({time: "date" if times.dated else "number", target: "number", **kinds}, [reader.client]),
+        **frame.keep_reading(
+            {time: "date" if times.dated else "number", target: "number", **kinds}, [reader.client_column]
+        ),
     )
     windows = Windows(reader.past, reader.horizon, horizons=reader.horizons, quantiles=reader.quantiles)
     dataset = cut_series(
@@ -275,7 +294,7 @@ def _read_series(reader: TableReader, frame: Frame, held: Owners) -> Dataset:
 def from_csv(
     path: str | Path,
     *,
-    client: str,
+    client: str | Sequence[str],
     target: str | Sequence[str],
     split: Split | None = None,
     seed: int = 0,
@@ -285,7 +304,7 @@ def from_csv(
 
     Args:
         path: a .csv or .tsv with a heading, a .parquet, or a folder of such files; one row per example or reading.
-        client: the column that names each row's owner.
+        client: the column that names each row's owner, or several that do together.
         target: the column to predict, or several, which are numbers.
         split: the shares for validation and test, by default 0.1 and 0.2. Without it, clients with fewer than three
             rows are left out, and a warning names them.
@@ -307,7 +326,7 @@ def from_sql(
     address: str,
     query: str,
     *,
-    client: str,
+    client: str | Sequence[str],
     target: str | Sequence[str],
     split: Split | None = None,
     seed: int = 0,
@@ -333,7 +352,13 @@ def from_sql(
 
 
 def from_frame(
-    frame: Any, *, client: str, target: str | Sequence[str], split: Split | None = None, seed: int = 0, **settings: Any
+    frame: Any,
+    *,
+    client: str | Sequence[str],
+    target: str | Sequence[str],
+    split: Split | None = None,
+    seed: int = 0,
+    **settings: Any,
 ) -> Federation:
     """A federation from a frame of polars or pandas, one row per example or reading.
 
@@ -356,7 +381,9 @@ def from_frame(
     return divide(dataset, rows_by_owner(dataset), Split() if split is None else split, seed)
 
 
-def _reader(client: str, target: str | Sequence[str], split: Split | None, settings: dict[str, Any]) -> TableReader:
+def _reader(
+    client: str | Sequence[str], target: str | Sequence[str], split: Split | None, settings: dict[str, Any]
+) -> TableReader:
     """What reads a table; unless a split is given, which may need fewer, clients need `LEAST` rows."""
     return TableReader(client=client, target=target, **({"least": LEAST} if split is None else {}) | settings)
 

@@ -1,5 +1,6 @@
 """Columns as text: what is in them, each once, and where."""
 
+import csv
 import math
 import re
 from collections.abc import Container, Sequence
@@ -12,6 +13,7 @@ Numbers = NDArray[np.float64]
 Codes = NDArray[np.int64]
 TRUTH = re.compile("true|false", re.IGNORECASE)
 UNQUOTED = {*"'\"\\{}"}
+SPECIAL = re.compile(r'[,"\r\n]|^\s|\s$|^$')  # for which a name is in quotes, in a line of CSV
 WHOLE = re.compile(r"(-?[1-9]\d*|0)\.0+")  # as whole numbers beside missing ones are written
 
 
@@ -65,6 +67,19 @@ def _write_float(number: float) -> str:
     if math.isnan(number):
         return ""
     return str(int(number)) if math.isfinite(number) and number == round(number) else str(number)
+
+
+def join_names(names: Sequence[str]) -> str:
+    """Names as a line of CSV, such as `Ulm,3b`, which `split_names` reads back."""
+    return ",".join('"' + name.replace('"', '""') + '"' if SPECIAL.search(name) else name for name in names)
+
+
+def split_names(line: str) -> list[str]:
+    """The names in a line of CSV, without blanks before them; a line that is none is one name."""
+    try:
+        return next(csv.reader([line], skipinitialspace=True, strict=True), [])
+    except csv.Error:
+        return [line]
 
 
 def merge_names(names: Sequence[str], codes: Codes) -> Words:

@@ -25,6 +25,7 @@ from ...data.tables.new_readings import Series
 from ...data.tables.open_table import kind_of, open_table
 from ...data.tables.schema import Description, in_own_units
 from ...data.tables.table_reader import LEAST, TableReader
+from ...data.tables.words import split_names
 from ...errors import FEW, SHOWN, UsageError, list_names, several, some
 from ...methods.solved import SUITED
 from ...verdict.verdict import plain
@@ -68,7 +69,8 @@ def config(
     if not is_table(settings["name"]) or settings["path"] != str(path):
         raise UsageError(f"the data are {path}; leave federation.dataset.name and federation.dataset.path out")
     reader: TableReader = make(DATASETS, settings, "federation.dataset", given=1)[0]
-    used = [name for name in (reader.client, reader.time, reader.weight) if name]
+    frame = frame.with_joined(reader.client_column)
+    used = [name for name in (reader.client_column, reader.time, reader.weight) if name]
     frame.need([*used, *reader.targets, *reader.features])
     frame.need([*reader.ignore])
     frame.need([*reader.formats.text])
@@ -99,18 +101,18 @@ def _names_clients(frame: Frame, name: str) -> bool:
 
 def _check_clients(frame: Frame, reader: TableReader) -> None:
     """Raise UsageError unless two clients or more have enough rows."""
-    rows_of = frame[reader.client].words().counts
+    rows_of = frame[reader.client_column].words().counts
     names, counts = [*rows_of], np.array([*rows_of.values()], np.int64)
     if len(names) == 1:
         raise UsageError(
-            f"{frame.name}: '{reader.client}' is '{names[0]}' in all rows, so there is one client and nobody to learn "
-            "from; name the column that says which client a row belongs to"
+            f"{frame.name}: '{reader.client_column}' is '{names[0]}' in all rows, so there is one client and nobody "
+            "to learn from; name the column that says which client a row belongs to"
         )
     least = max(reader.least, 1)
     enough = int((counts >= least).sum())
     if not reader.past and enough < 2:
         raise UsageError(
-            f"{frame.name}: '{reader.client}' has {several(len(names), 'different value')}, of which {enough} "
+            f"{frame.name}: '{reader.client_column}' has {several(len(names), 'different value')}, of which {enough} "
             f"{'has' if enough == 1 else 'have'} {least} rows or more, but two clients are needed, each with rows for "
             "training, validation and test; name the column that says which client a row belongs to, or give more rows"
         )
@@ -148,7 +150,9 @@ def _rows(federation: Federation) -> list[int]:
 def _clients(federation: Federation, reader: TableReader) -> str:
     rows, what = _rows(federation), "window" if reader.past else "row"
     sizes = f"{min(rows):,} to {max(rows):,} {what}s" if min(rows) < max(rows) else several(rows[0], what)
-    return f"{len(federation):,}, named by `{reader.client}`: {sizes} each, {sum(rows):,} in all"
+    column, name = reader.client_column, federation.names[0]
+    example = f", such as `{name}`" if len(split_names(column)) > 1 else ""
+    return f"{len(federation):,}, named by `{column}`{example}: {sizes} each, {sum(rows):,} in all"
 
 
 def _describe_weights(federation: Federation, reader: TableReader) -> dict[str, str]:
