@@ -126,11 +126,9 @@ def write(results):
     for column in COLUMNS:
         if any(at == column for at, _ in results):
             lines += table(results, column)
-    about = (
-        f"Test accuracy, %, mean over 10 clients and seeds, ± a deviation over seeds. {EXAMPLES} images of a client, "
-    )
-    about += f"{ROUNDS} rounds of 5 epochs, SGD with a rate of 0.01, momentum 0.9, weight decay 1e-5: "
-    about += "`python evidence/protocols.py`; by run in [protocols.csv](protocols.csv)."
+    about = "Test accuracy, %, mean over 10 clients and seeds, ± a deviation over seeds. Clients have "
+    about += f"{EXAMPLES} images each, and {ROUNDS} rounds of 5 epochs. SGD has a rate of 0.01, momentum 0.9, weight decay 1e-5. "
+    about += "`python evidence/protocols.py` writes the tables. [protocols.csv](protocols.csv) has scores by run."
     put(PAGE, "protocols", "\n".join([*lines, about]), PAGE.stem)
 
 

@@ -111,7 +111,7 @@ def part(args, cells):
         lines.append(f"| {' | '.join(shown)} |")
     given = " ".join(args.datasets)
     caption = [f"`KINFED_DATA=DIR python evidence/references.py {given}`,", f"{page.version()}, one seed."]
-    caption += ["An hour ahead, means over sensors; in brackets what SFL's Table 1 prints for the whole data set."]
+    caption += ["Means over sensors, an hour ahead. In brackets is what SFL's Table 1 prints for the whole data set."]
     return "\n".join([*caption, "", *lines])
 
 

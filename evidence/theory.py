@@ -102,42 +102,43 @@ def draw(path):
 
 TEXT = r"""# What a graph is worth when clients are lost
 
-Written by `python evidence/theory.py`; the formulas are in `kinfed_papers.panacea.theory`, their
-tests in `tests/papers/test_theory.py`.
+Written by `python evidence/theory.py`. The formulas are in `kinfed_papers.panacea.theory`, their tests in
+`tests/papers/test_theory.py`.
 
 ## The setting
 
-n clients have true linear models $\Theta^* = W^* V^* G$, [d, n]: a hypernetwork $W^*$, [d, k], reads an embedding of
-each client (a column of $V^*$) after averaging over the graph, $G = \tilde G^L$. $W^*$ is known. The first m clients
-send nothing useful, such as updates from random labels, whose gradient is zero on average. Gradient descent fits V to
-the others from a random start $V_0$. All entries of $W^*$, $V^*$ and $V_0$ are standard normal, and the risk is
-$\frac1n \|\Theta^* - W^* V G\|_F^2$ (Lin et al., 2025, Section III-C).
+n clients have true linear models $\Theta^* = W^* V^* G$, [d, n]. The columns of $V^*$ are the clients' embeddings,
+averaged over the graph, $G = \tilde G^L$. A known hypernetwork $W^*$, [d, k], reads the averages.
+The first m clients send nothing useful, such as updates from random labels, whose gradient is zero on average.
+Gradient descent fits V to the others from a random start $V_0$. All entries of $W^*$, $V^*$ and $V_0$ are standard
+normal. The risk is $\frac1n \|\Theta^* - W^* V G\|_F^2$ (Lin et al., 2025, Section III-C).
 
 - Theorem III.1: if $\tilde G$ has full rank, a graph costs nothing. The best $W V G$ is the best approximation of
   $\Theta^*$ of rank k, and the only one if $\sigma_k > \sigma_{k+1}$.
-- Theorem III.2: without a graph the expected risk is $2dkm/n$. What is lost stays at its random start.
-- Theorem III.3: with it, $\frac{2dk}{n} r(G, m)$, $r = \|(I - PP^+) Q\|_F^2$; Q holds the lost clients' columns of G, P
-  the others'.
-- Lemma III.4: $0 \le r \le m$; r is 0 where the others' columns span the lost ones', m where the lost clients have no
-  neighbour.
+- Theorem III.2: without a graph the expected risk is $2dkm/n$. Lost clients stay at their random start.
+- Theorem III.3: with a graph the risk is $\frac{2dk}{n} r(G, m)$, $r = \|(I - PP^+) Q\|_F^2$. Q holds the lost
+  clients' columns of G, and P the others'.
+- Lemma III.4: $0 \le r \le m$. r is 0 where the others' columns span the lost ones', and m where the lost clients
+  have no neighbour.
 
 ## Where the paper and we differ, and why
 
-1. **Orientation.** Definition III.5 prints $\tilde G_{ij} = 1/(\deg_i + 1)$: rows sum to one. Clients are columns,
-   so taking means needs columns that sum to one, as Property III.2 says: $\tilde G = (A + I) D^{-1}$. With the printed
-   orientation $\|g_i\|^2 \le 1$ fails (a star of 7: the hub's column has 1.52, of 12: 2.76), and with it the proof of
-   the lemma.
+1. **Orientation.** Definition III.5 prints $\tilde G_{ij} = 1/(\deg_i + 1)$, so rows sum to one. Clients are columns,
+   so taking means needs columns that sum to one, as Property III.2 has it: $\tilde G = (A + I) D^{-1}$. With the
+   printed orientation $\|g_i\|^2 \le 1$ fails, and with it the proof of the lemma. The hub's column has 1.52 in a star
+   of 7, and 2.76 in a star of 12.
 2. **Two assumptions that exclude each other.** III.3 uses both $V^* G = V^*$ and independent normal embeddings. By the
-   first every row of $V^*$ is a left eigenvector of G for eigenvalue 1; these are constant on connected components, so
-   all clients of a component would have one embedding and one model. With one standard normal embedding a component
-   the risk is $\frac{dk}{n} (\|C (I - PP^+) Q\|_F^2 + r)$, the rows of C being the components' indicators: "consistent"
-   below. It can be smaller or larger than the printed one. Without the first assumption III.3 holds as printed for
-   $\Theta^* = W^* V^* G$: "independent" below. Neither was above $2dkm/n$ for any graph that we tried.
-3. **Full rank is not a formality.** Means over closed neighbourhoods can be singular: a clique has rank 1, a ring whose
-   length is a multiple of 3 lacks two ranks, a path of 5 one. The optimum of III.1 is then out of reach. It is the
-   other side of a risk of zero: on a clique every client gets the same model.
-4. **What the graph must be.** All this takes the truth to be smooth on the graph: $\Theta^*$ itself is an average over
-   neighbours. It says nothing about a graph that links clients who have little in common.
+   first every row of $V^*$ is a left eigenvector of G for eigenvalue 1. These are constant on connected components. So
+   all clients of a component would have one embedding and one model. With a standard normal embedding a component
+   the risk is $\frac{dk}{n} (\|C (I - PP^+) Q\|_F^2 + r)$, the rows of C being the components' indicators. This is
+   "consistent" below, and can be smaller or larger than the printed risk. Without the first assumption III.3 holds as
+   printed for $\Theta^* = W^* V^* G$, "independent" below. Neither was above $2dkm/n$ for any graph that we
+   tried.
+3. **Full rank is not a formality.** Means over closed neighbourhoods can be singular. A clique has rank 1. A ring whose
+   length is a multiple of 3 lacks two ranks, and a path of 5 one. The optimum of III.1 is then out of reach. On
+   a clique every client gets the same model, which is the other side of a risk of zero.
+4. **What the graph must be.** All this takes the truth to be smooth on the graph. $\Theta^*$ itself is an average over
+   neighbours. It covers no graph that links clients who have little in common.
 
 """
 
@@ -152,19 +153,17 @@ def main():
         TEXT
         + f"""## Closed form and simulation
 
-n = {N}, d = {D}, k = {K}; {DRAWS} draws a row, mean ± standard error. Without a graph the risk is
-{", ".join(f"{risk_without_graph(N, m, D, K):.2f} for m = {m}" for m in LOST)}; simulated \
+With n = {N}, d = {D} and k = {K}, a row is of {DRAWS} draws, as mean ± standard error. Client 0 is lost first.
+The random graph links each pair with probability 0.3. Without a graph the risk is
+{", ".join(f"{risk_without_graph(N, m, D, K):.2f} for m = {m}" for m in LOST)}. Simulated, it is
 {", ".join(f"{run.mean:.2f} ± {run.error:.2f}" for run in runs)}.
-Client 0 is lost first; the random graph links each pair with probability 0.3.
 
-Of {len(distances)} simulations {
-            far
-        } are more than 2 standard errors from their closed form (1 in 20 would be by chance),
-the farthest {max(distances):.1f}.
+Of {len(distances)} simulations {far} are more than 2 standard errors from their closed form, the farthest
+{max(distances):.1f}. By chance 1 in 20 would be.
 
 ![Risk by number of lost clients](theory.png)
 
-Lines: Theorem III.3. Dots: simulation, ± 2 standard errors.
+Lines are Theorem III.3. Dots are simulations, ± 2 standard errors.
 
 | graph | layers | rank of G | m | r(G, m) | independent | simulated | consistent | simulated |
 | --- | --- | --- | --- | --- | --- | --- | --- | --- |
