@@ -127,8 +127,9 @@ def write(results):
         if any(at == column for at, _ in results):
             lines += table(results, column)
     about = "Test accuracy, %, mean over 10 clients and seeds, ± a deviation over seeds. Clients have "
-    about += f"{EXAMPLES} images each, and {ROUNDS} rounds of 5 epochs. SGD has a rate of 0.01, momentum 0.9, weight decay 1e-5. "
-    about += "`python evidence/protocols.py` writes the tables. [protocols.csv](protocols.csv) has scores by run."
+    about += f"{EXAMPLES} images each, and {ROUNDS} rounds of 5 epochs. SGD has a rate of 0.01, momentum "
+    about += "0.9, weight decay 1e-5. `python evidence/protocols.py` writes the tables. [protocols.csv]"
+    about += "(protocols.csv) has scores by run."
     put(PAGE, "protocols", "\n".join([*lines, about]), PAGE.stem)
 
 
