@@ -1,6 +1,8 @@
 """Estimators of scikit-learn: fit(X, y, groups), predict(X, groups)."""
 
 import pickle
+import re
+from dataclasses import replace
 
 import numpy as np
 import pandas
@@ -13,6 +15,7 @@ from sklearn.preprocessing import FunctionTransformer
 from sklearn.utils.estimator_checks import check_estimator
 
 import kinfed
+from kinfed.runs import estimators
 from kinfed.runs.prediction_intervals import find_half_widths
 
 FEW = {"rounds": 4, "epochs": 5}  # enough for scikit-learn's own examples, in little time
@@ -151,6 +154,81 @@ def test_groups_are_several_columns_of_X(opposed, library):
         clone(model).set_params(groups=["who", "half"]).fit(data, y)
     with pytest.raises(ValueError, match=r"groups=\['who', 'part'\] names a column, which needs a frame"):
         clone(model).fit(X, y)
+
+
+def waves(count=240):
+    """X: [n, 2] of age and dose, y: [n] that waves up with the age, and the group of each, which shifts the wave."""
+    draw = np.random.default_rng(3)
+    X, groups = draw.uniform(-2, 2, (count, 2)), np.repeat(["a", "b", "c"], count // 3)
+    shift = np.unique(groups, return_inverse=True)[1]
+    return X, X[:, 0] + np.sin(4 * X[:, 0] + shift) - X[:, 1] + 0.1 * draw.normal(size=count), groups
+
+
+def falls(model):
+    """Whether an answer of some group falls somewhere as the first input rises, for a few values of the second."""
+    ages = np.linspace(-2, 2, 60)
+    for name in model.groups_:
+        for other in (-1.5, 0.0, 1.5):
+            rows = np.column_stack([ages, np.full(len(ages), other)])
+            answer = model.predict_proba if hasattr(model, "classes_") else model.predict
+            answers = answer(rows, [name] * len(rows)).reshape(len(rows), -1)[:, -1]
+            if (np.diff(answers) < 0).any():
+                return True
+    return False
+
+
+def test_answers_rise_with_a_column_where_the_model_is_monotone():
+    X, y, groups = waves()
+    small = {"validation": 0.0, "rounds": 24}
+    free = kinfed.Regressor("personal-boosting", **small).fit(X, y, groups)
+    assert falls(free)
+    rising = kinfed.Regressor(model={"monotone": ["x0:+"]}, **small).fit(X, y, groups)
+    assert not falls(rising)
+    assert rising.run_.model("a").monotone.tolist() == [1, 0]
+    assert rising.score(X, y, groups) > 0.6
+    named = kinfed.Regressor("personal-boosting", model={"name": "trees", "monotone": "x0:+"}, **small).fit(
+        X, y, groups
+    )
+    np.testing.assert_array_equal(named.predict(X, groups), rising.predict(X, groups))
+    alone = kinfed.Regressor("standard", model={"monotone": ["x0:+"]}, **small).fit(X, y, groups)
+    assert not falls(alone)
+    chance = kinfed.Classifier(model={"monotone": ["x0:+"]}, **small).fit(X, y > 0, groups)
+    assert not falls(chance)
+    assert falls(kinfed.Classifier("personal-boosting", **small).fit(X, y > 0, groups))
+
+
+@pytest.mark.parametrize(
+    ("settings", "model", "said"),
+    [
+        ({"method": "kin"}, {"monotone": ["x0:+"]}, "Kin does not keep answers monotone; take personal-boosting or"),
+        ({}, {"monotone": ["x3:-"]}, "model.monotone: there is no input 'x3'; known: x0, x1"),
+        ({}, {"monotone": ["x1"]}, "model.monotone: write COLUMN:+ or COLUMN:-, such as age:+; got 'x1'"),
+        ({}, {"monotone": [1]}, "monotone[0] must be text; got 1"),
+        ({}, {"name": "linear", "monotone": ["x0:+"]}, "unknown key 'model.monotone'; known: none"),
+        ({}, {"leaves": 3}, "unknown key 'model.leaves'; known: none"),
+    ],
+)
+def test_constraints_that_cannot_be_kept_are_refused(settings, model, said):
+    X, y, groups = waves(60)
+    with pytest.raises(ValueError, match=re.escape(said)):
+        kinfed.Regressor(**settings, model=model).fit(X, y, groups)
+
+
+def test_more_classes_than_two_have_no_order():
+    X, y, groups = waves(60)
+    with pytest.raises(ValueError, match="of 3 classes none is the one whose probability is to rise"):
+        kinfed.Classifier(model={"monotone": ["x0:+"]}, rounds=1).fit(X, np.digitize(y, [-1, 1]), groups)
+
+
+def test_boosting_grows_all_its_trees_unless_rounds_are_set(monkeypatch):
+    assert estimators.GROWING.count == 207  # 200 trees of depth 4
+    monkeypatch.setattr(estimators, "GROWING", replace(estimators.GROWING, count=9))
+    X, y, groups = waves(60)
+    for share in (0.0, 0.1):  # without validation rows nothing says when to stop
+        run = kinfed.Regressor("personal-boosting", validation=share).fit(X, y, groups).run_
+        assert run.history.rounds[-1] == 8
+    run = kinfed.Regressor("personal-boosting", rounds=4).fit(X, y, groups).run_
+    assert run.history.rounds[-1] == 3
 
 
 def test_it_is_the_run_that_fit_makes(opposed):

@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Self, overload
@@ -26,6 +26,7 @@ from sklearn.utils.validation import (
     validate_data,
 )
 
+from ..core.engine import Rounds
 from ..core.method import Method
 from ..core.optimiser import Adam
 from ..core.seeding import generator
@@ -38,7 +39,9 @@ from ..data.tables.table_reader import TableReader
 from ..data.tables.words import join_names
 from ..errors import UsageError, list_names, nearest, several
 from ..methods.solved import KNOWN, SUITED
+from ..methods.solved.personal_boosting import PersonalBoosting
 from .config.experiment import default_model
+from .config.from_table import GROWING
 from .config.parts import take
 from .fit import fit
 from .prediction_intervals import read_percent
@@ -50,6 +53,8 @@ GROUP, TARGET, WEIGHT = "group", "target", "sample_weight"
 MISSING = ("None", "nan", "NaT", "<NA>")  # how what is no group is written
 # The method and the model by default, by whether targets are labels.
 USUAL: dict[bool, tuple[str | Method, str]] = {False: ("partial-pooling", "additive"), True: ("kin", "mlp")}
+MONOTONE = "personal-boosting"  # the method where answers only rise, or only fall, with a column
+ROUNDS = 20  # of training, where trees are not grown
 ALL = "all"  # what the one client is called where rows have no groups
 
 
@@ -62,8 +67,8 @@ class _Grouped(BaseEstimator):  # type: ignore[misc]
         *,
         groups: str | int | Sequence[str] | None = None,
         unknown: Unknown | None = None,
-        model: str | None = None,
-        rounds: int = 20,
+        model: str | Mapping[str, Any] | None = None,
+        rounds: int | None = None,
         epochs: int = 2,
         batch_size: int = 32,
         learning_rate: float = 0.01,
@@ -93,6 +98,7 @@ class _Grouped(BaseEstimator):  # type: ignore[misc]
             raise ValueError(f"a model needs two rows or more, and one sample is none; got n_samples={len(target)}")
         check_unknown(self.unknown)
         frame, names = self._split_groups(X, groups)
+        method, model, settings = self._read_model(labels)
         if names is None:
             warnings.warn(
                 "fit got no groups, so all rows share one model; pass groups, or set groups='COLUMN' of X", stacklevel=3
@@ -110,16 +116,31 @@ class _Grouped(BaseEstimator):  # type: ignore[misc]
         counted = "" if weights is None else weight
         federation = self._federation(frame, TableReader(client=group, target=answer, labels=labels, weight=counted))
         seed = self._seed()
-        method, model = USUAL[labels] if self.method is None else (self.method, SUITED.get(str(self.method), "mlp"))
         self.run_ = fit(
-            take(KNOWN, method, "method")() if isinstance(method, str) else method,
+            method,
             federation,
-            default_model(federation, model if self.model is None else self.model, seed=seed),
-            rounds=self.rounds,
+            default_model(federation, model, settings, seed),
+            rounds=self._plan_rounds(method, federation),
             training=Training(epochs=self.epochs, batch=self.batch_size, optimiser=Adam(lr=self.learning_rate)),
             seed=seed,
         )
         return self
+
+    def _read_model(self, labels: bool) -> tuple[Method, str, dict[str, Any]]:
+        """The method, and its model's name and settings."""
+        settings = dict(self.model) if isinstance(self.model, Mapping) else {"name": self.model}
+        method, usual = USUAL[labels] if self.method is None else (self.method, SUITED.get(str(self.method), "mlp"))
+        if settings.get("monotone"):  # which trees alone keep
+            method, usual = method if self.method is not None else MONOTONE, SUITED[MONOTONE]
+        method = take(KNOWN, method, "method")() if isinstance(method, str) else method
+        return method, settings.pop("name", None) or usual, settings
+
+    def _plan_rounds(self, method: Method, federation: Federation) -> Rounds | int:
+        """The rounds of training: those that were asked for, or what grows all trees where they are boosted."""
+        if self.rounds is not None or not isinstance(method, PersonalBoosting):
+            return ROUNDS if self.rounds is None else self.rounds
+        held_back = any(map(len, federation.rows["validation"]))
+        return GROWING if held_back else replace(GROWING, patience=0.0)
 
     def _federation(self, frame: polars.DataFrame, reader: TableReader) -> Federation:
         """All rows, of which a share of each group's selects the round, where no group has too few for that."""
@@ -322,11 +343,13 @@ class Regressor(RegressorMixin, _Grouped):  # type: ignore[misc]
     names, such as ["school", "class"], in place of an array beside X, so that scikit-learn's scorers and searches need
     no routing; `unknown`, what becomes of rows of a group that was not trained, or of none: an `error`, `skip` (no
     answer, with a warning), or the `mean` of what all groups' models answer (by default an error, but where no groups
-    are given at all, the mean with a warning); `model`, a name that `kinfed list models` has, by default curves,
-    `additive`, for numbers without a `method`, and else `mlp`; `rounds` of training; in each, `epochs` over a group's
-    rows in batches of `batch_size`, by Adam with `learning_rate`, which methods that solve do not need; `validation`,
-    the share of each group's rows that is held back to select the round and to tell how wide intervals are, unless that
-    is less than one row in some group; `random_state`, a whole number (None is 0), by which every draw is fixed.
+    are given at all, the mean with a warning); `model`, a name that `kinfed list models` has, or a dict of settings,
+    perhaps with a `name`, such as `{"monotone": ["age:+"]}` for `personal-boosting` whose answers never fall with age,
+    by default curves, `additive`, for numbers without a `method`, and else `mlp`; `rounds` of training, by default 20,
+    or as many as 200 boosted trees need; in each, `epochs` over a group's rows in batches of `batch_size`, by Adam with
+    `learning_rate`, which methods that solve do not need; `validation`, the share of each group's rows that is held
+    back to select the round and to tell how wide intervals are, unless that is less than one row in some group;
+    `random_state`, a whole number (None is 0), by which every draw is fixed.
 
     X is an array of numbers, or a frame of pandas or polars, whose text and dates become inputs too. NaN is a missing
     value. Groups are numbers or text, and 1 and "1" are one group.
