@@ -25,14 +25,16 @@ class FixedPoint:
 
     def encode(self, values: NDArray[np.float64]) -> Whole:
         """[m] the nearest integers; raises UsageError for NaN, infinity and numbers above the bound."""
-        if not np.isfinite(values).all():
+        most = max(float(values.max(initial=0)), -float(values.min(initial=0)))  # NaN if there is one
+        if not math.isfinite(most):
             raise UsageError("its upload holds NaN or infinity, which no masked sum can hold; lower the learning rate")
-        if (most := float(np.abs(values).max(initial=0))) > self.largest:
+        if most > self.largest:
             raise UsageError(
                 f"its upload holds a number of size {most:.3g}, above the bound of the plan, {self.largest:g}"
             )
-        scaled: Whole = np.rint(values * 2.0**self.bits).astype(np.int64).view(np.uint64)
-        return scaled
+        scaled = values * 2.0**self.bits
+        whole: Whole = np.rint(scaled, out=scaled).astype(np.int64).view(np.uint64)
+        return whole
 
     def decode(self, total: Whole) -> NDArray[np.float64]:
         """[m] the numbers whose sum this is; raises UsageError for one that no members' sum can be."""

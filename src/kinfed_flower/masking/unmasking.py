@@ -26,7 +26,10 @@ def unmask(
     that were listed. Raises UsageError for shares that do not give what a member has shown of its secrets.
     """
     transcript = key_agreement.transcribe(context, keys)
-    total: Whole = np.sum([*masked.values()], 0)
+    uploads = iter(masked.values())
+    total: Whole = next(uploads).copy()
+    for upload in uploads:
+        np.add(total, upload, out=total)
     for name in members:
         if name in masked:
             seed = seeds.get(name, b"")

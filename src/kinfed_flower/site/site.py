@@ -268,7 +268,8 @@ class Site:
         state = folder.state()
         if state is None:
             return self._answer(join=True)
-        digest = messages.digest(message)
+        model = messages.model_digest(message)
+        digest = messages.request_digest(message, model)
         if state.digest == digest:
             return state.reply
         federation, simulation = self._load(invitation, planned)
@@ -293,7 +294,7 @@ class Site:
         train = None if round is None else (round, _receive(message, "train", state.forms))
         if train is not None:
             self._check_sums(simulation, *train)
-        masked = self._open_shares(planned, folder, message, train)
+        masked = self._open_shares(planned, folder, message, train, model)
         parts = {"evaluation": evaluate, "training": train}
         kinds = [kind for kind, part in parts.items() if part is not None]
         if kinds:  # counted before it is computed, so that a site that is killed has counted it
@@ -359,14 +360,22 @@ class Site:
         self._report(f"{STAYS}{line}")
 
     def _open_shares(
-        self, planned: plan.Plan, folder: ExperimentFolder, message: Message, train: tuple[int, Tree] | None
+        self,
+        planned: plan.Plan,
+        folder: ExperimentFolder,
+        message: Message,
+        train: tuple[int, Tree] | None,
+        model: str,
     ) -> int:
-        """Take what others have shared for a masked round; returns which round it is, -1 if none is masked."""
+        """Take what others have shared for a masked round; returns which round it is, -1 if none is masked.
+
+        `model` is the hash of the model that the site has received.
+        """
         privacy = planned.learning.training.masks
         if privacy is None or train is None:
             return -1
         masks = self._require_masks("round", message)
-        context = messages.round_digest(masks.find_run(folder).digest, train[0], messages.model_digest(message))
+        context = messages.round_digest(masks.find_run(folder).digest, train[0], model)
         count = masks.open_shares(message.fields, context)
         if privacy.unit == "client":
             privacy.check_count(count)

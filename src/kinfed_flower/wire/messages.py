@@ -183,6 +183,12 @@ def model_digest(message: Message) -> str:
     return digest(Message({"train": message.fields.get("train")}, arrays))
 
 
+def request_digest(message: Message, model: str) -> str:
+    """A hash of a request to train, of which `model` is `model_digest`, so that no array is hashed twice."""
+    rest = {name: t for name, t in message.arrays.items() if not name.startswith("train/")}
+    return digest(Message(message.fields | {"model": model}, rest))
+
+
 def run_digest(invitation: Message) -> str:
     """A hash of all by which members of a run with masks must be alike: run, plan and initial model."""
     names = ("experiment", "table", "task", "shape", "outputs", "layout")
