@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
+from kinfed.core.private.private_sums import find_noise
 from kinfed.errors import RunError
 from kinfed_flower import plan
 from kinfed_flower.programs.site_check import Here
@@ -301,6 +302,9 @@ class Traps:
         parts = {"fc1.weight": weight * 1e-3, "fc1.bias": bias * 1e-3, "head.weight": head, "head.bias": torch.zeros(2)}
         return torch.cat([parts[e.name].flatten() for e in self.layout.entries])
 
+    def learn(self, before, after):
+        """Change the next model by a sum that was opened; these models are the same in every round."""
+
     def layout_of(self, name):
         """A tensor of zeros of the layout."""
         return next(torch.zeros(e.shape) for e in self.layout.entries if e.name == name)
@@ -406,6 +410,7 @@ class Crafted(MaskedRound):
             request.arrays["train/theta"] = theta
         opened = super().open_sum(round, invitation, requests, sent._replace(theta=theta), like, ask)
         self.opened.append((theta, opened.uploads.tree.theta))
+        self.traps.learn(*self.opened[-1])
         return opened
 
 
@@ -436,14 +441,22 @@ def read_rows_of_a_sum(note, folder):
 class Spikes(Traps):
     """Models of 64 neurons, each for rows of one ward that lie far out in a direction; one row alone gives itself."""
 
+    def aim(self):
+        """[width, numbers] directions of length 1, and [width] how far out rows must lie."""
+        return self.draw_ways(), self.draw.uniform(1.2, 2.6, self.width)
+
+    def draw_ways(self):
+        """[width, numbers] directions at random."""
+        ways = self.draw.normal(size=(self.width, len(self.numbers)))
+        return ways / np.linalg.norm(ways, axis=1, keepdims=True)
+
     def model(self):
         """theta: [d] of such a model."""
         weight = torch.zeros(self.width, self.layout_of("fc1.weight").shape[1])
-        ways = self.draw.normal(size=(self.width, len(self.numbers)))
-        ways = torch.tensor(ways / np.linalg.norm(ways, axis=1, keepdims=True), dtype=torch.float32)
+        ways, far = (torch.tensor(part, dtype=torch.float32) for part in self.aim())
         weight[:, self.numbers] = ways
         weight[torch.arange(self.width), [self.wards[j % len(self.wards)] for j in range(self.width)]] = 50.0
-        bias = -50.0 - torch.tensor(self.draw.uniform(1.2, 2.6, self.width), dtype=torch.float32)
+        bias = -50.0 - far
         head = 0.05 * torch.ones(2, self.width) * torch.tensor([[1.0], [-1.0]])
         parts = {"fc1.weight": weight, "fc1.bias": bias, "head.weight": head, "head.bias": torch.zeros(2)}
         return torch.cat([parts[e.name].flatten() for e in self.layout.entries])
@@ -460,28 +473,84 @@ class Spikes(Traps):
         return rows_read
 
 
+class Bisecting(Spikes):
+    """Spikes that adapt: a neuron's threshold is halved down to where its last row lies, by whether it moved.
+
+    Then its next direction begins beyond all rows of its ward that were read, so that only a new one can move it.
+    """
+
+    def __init__(self, planned, invitation, width):
+        super().__init__(planned, invitation, width)
+        privacy, rounds = planned.learning.training.noise, planned.learning.rounds.count
+        noise = 0.0 if privacy is None else privacy.clip * find_noise(privacy, rounds) / len(NAMES)
+        self.tolerance = max(1e-6, noise)  # a smaller change of a bias is none
+        self.read = [np.zeros((0, len(self.numbers))) for _ in self.wards]  # in deviations
+        self.ways, self.low, self.high, self.far, self.last = self.draw_ways(), *np.zeros((3, width)), [None] * width
+        for j in range(width):
+            self.begin(j, self.ways[j])
+
+    def begin(self, j, way):
+        """Turn a neuron to a new direction."""
+        beyond = self.read[j % len(self.wards)] @ way
+        self.ways[j], self.last[j] = way, None
+        self.low[j], self.high[j] = (beyond.max() + 0.05, 4.0) if len(beyond) else (0.0, 4.0)
+        self.far[j] = self.low[j] if len(beyond) else 2.0
+
+    def aim(self):
+        """The directions, and how far out rows must lie in this round."""
+        return self.ways, self.far
+
+    def learn(self, before, after):
+        """Halve what is left of each direction, and leave those in which a row was read, or in which there is none."""
+        change = {e.name: (after - before)[e.at].reshape(e.shape).double().numpy() for e in self.layout.entries}
+        bias, weight, ways = change["fc1.bias"], change["fc1.weight"][:, self.numbers], self.draw_ways()
+        for j in range(self.width):
+            if abs(bias[j]) > self.tolerance:
+                self.low[j], self.last[j] = self.far[j], weight[j] / bias[j]
+            else:
+                self.high[j] = self.far[j]
+            if self.high[j] - self.low[j] < 0.1:
+                if self.last[j] is not None:
+                    self.read[j % len(self.wards)] = np.vstack([self.read[j % len(self.wards)], self.last[j]])
+                self.begin(j, ways[j])
+            else:
+                self.far[j] = (self.low[j] + self.high[j]) / 2
+
+
+ADAPTING = {  # how a server chooses its neurons, and what it does, in words
+    Spikes: "64 neurons a round for rows that lie far out",
+    Bisecting: "64 neurons whose thresholds are halved by the sums of earlier rounds",
+}
+
+
 def read_rows_in_the_usual_plan(note, folder):
     """The values of the models of docs/deploy.md's plan alone are crafted, in all of its 20 rounds."""
-    for what, privacy in ABOUT_MASKS.items():
-        place = folder / what.replace(" ", "-")
-        planned = plan.resolve(copy.deepcopy(USUAL | {"method": "fedavg", "privacy": privacy}))
-        carried, rows, counts = Twisted(hospitals(place, {}), {}), [], []
-        Crafted.opened, Crafted.traps = [], None
-        carried.push = partial(aim_traps, carried.push, partial(Spikes, planned, width=64))
-        with mock.patch("kinfed_flower.server.server.MaskedRound", Crafted):
-            serve(planned, carried, place / "run", lambda line: None, 0.0)
-        for before, after in Crafted.opened:
-            rows += Crafted.traps.rows(before, after)
-            counts.append(sum(len(read_rows(Crafted.traps, rows, place / f"{name}.csv")) for name in NAMES))
-        by_chance = sum(len(read_rows(Crafted.traps, rows, swap_ages(place / f"{name}.csv"))) for name in NAMES)
-        note(
-            f"docs/deploy.md's plan with FedAvg and {what}, agreed to: 64 neurons a round for rows that lie far out",
-            SERVER,
-            f"{counts[0]}, {counts[9]} and {counts[19]} of the sites' {4 * 63} training rows whole, with label, and "
-            f"not whose they are, after 1, 10 and 20 rounds, among {len(rows):,} candidates; of invented rows "
-            f"{by_chance} are among these",
-            counts[-1] <= by_chance + 3 if privacy.get("epsilon") else "possible",
-        )
+    for kind, does in ADAPTING.items():
+        for what, privacy in ABOUT_MASKS.items():
+            read_rows_by_spikes(note, folder / kind.__name__ / what.replace(" ", "-"), kind, does, what, privacy)
+
+
+def read_rows_by_spikes(note, place, kind, does, what, privacy):
+    """How many rows neurons of one kind read, under masks alone or with an epsilon."""
+    planned = plan.resolve(copy.deepcopy(USUAL | {"method": "fedavg", "privacy": privacy}))
+    place.mkdir(parents=True)
+    carried, rows, counts = Twisted(hospitals(place, {}), {}), [], []
+    Crafted.opened, Crafted.traps = [], None
+    carried.push = partial(aim_traps, carried.push, partial(kind, planned, width=64))
+    with mock.patch("kinfed_flower.server.server.MaskedRound", Crafted):
+        serve(planned, carried, place / "run", lambda line: None, 0.0)
+    for before, after in Crafted.opened:
+        rows += Crafted.traps.rows(before, after)
+        counts.append(sum(len(read_rows(Crafted.traps, rows, place / f"{name}.csv")) for name in NAMES))
+    by_chance = sum(len(read_rows(Crafted.traps, rows, swap_ages(place / f"{name}.csv"))) for name in NAMES)
+    note(
+        f"docs/deploy.md's plan with FedAvg and {what}, agreed to: {does}",
+        SERVER,
+        f"{counts[0]}, {counts[9]} and {counts[19]} of the sites' {4 * 63} training rows whole, with label, and "
+        f"not whose they are, after 1, 10 and 20 rounds, among {len(rows):,} candidates; of invented rows "
+        f"{by_chance} are among these",
+        counts[-1] <= by_chance + 3 if privacy.get("epsilon") else "possible",
+    )
 
 
 def swap_ages(path):
