@@ -136,7 +136,7 @@ def shares(run):
     seconds["between operations"] = max(0.0, total - sum(seconds.values()))
     listed = ", ".join(f"{100 * s / total:.0f} % {kind}" for kind, s in seconds.items())
     return (
-        f"Of one worker's time: {listed}. A large product runs at {rate / 1e9:.0f} GFLOP/s on one thread; at that rate "
+        f"Of one worker's time: {listed}. A large product runs at {rate / 1e9:.0f} GFLOP/s on one thread. At that rate "
         f"the products alone would take {100 * seen.flops / rate / total:.0f} % of it."
     )
 

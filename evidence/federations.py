@@ -374,8 +374,12 @@ def notes(results, rows):
                     ended.setdefault(f"{name}: {run['problem']}", []).append(case)
     for problem, where in ended.items():
         count = {case: where.count(case) for case in dict.fromkeys(where)}
-        yield f"- ended without a result: {problem}: " + "; ".join(
-            f"{case} ({many} of its runs)" for case, many in count.items()
+        yield "\n".join(
+            [
+                f"Ended without a result: {problem}. These are:",
+                "",
+                *(f"- {case} ({many})" for case, many in count.items()),
+            ]
         )
 
 
@@ -422,8 +426,8 @@ def write():
             if not cases_of:
                 continue
             seeds = {case: len(row(kept_runs, [BASES[0]])) for case, kept_runs in cases_of.items()}
-            numbers = "; ".join(f"{i + 1}: {case} ({seeds[case]})" for i, case in enumerate(cases_of))
-            lines += [f"On {group}, seeds in brackets: {numbers}.", ""]
+            lines += [f"The columns of {group}, with their seeds in brackets:", ""]
+            lines += [*(f"{i + 1}. {case} ({seeds[case]})" for i, case in enumerate(cases_of)), ""]
             for number, (title, rows) in enumerate(blocks()):
                 rows = rows if number else {"oracle": [{"name": "oracle"}], **rows}
                 ran = {}
@@ -432,7 +436,7 @@ def write():
                         ran[name] = settings
                 if ran:
                     lines += [f"### {title}, {group}", "", *table(cases_of, ran), "", *notes(cases_of, rows), ""]
-    head = f"`python evidence/federations.py measure --answers FILE`, then `write`; {page.version()}."
+    head = f"`python evidence/federations.py measure --answers FILE`, then `write`, by {page.version()}."
     page.put(PAGE, "now", "\n".join([head, "", *lines]), "Twelve federations")
 
 
