@@ -208,7 +208,7 @@ def products():
 def summary(over):
     slow = {name: ratio for name, ratio in over.items() if ratio > TIE}
     sentence = f"In {len(over) - len(slow)} of {len(over)} cases the pick is the fastest or within {TIE - 1:.0%} of it"
-    return f"{sentence}; at worst it takes {max(over.values()):.2f} times as long."
+    return f"{sentence}. At worst it takes {max(over.values()):.2f} times as long."
 
 
 def main():
@@ -236,10 +236,11 @@ def main():
                 "",
                 "## Executors",
                 "",
-                "The training half of a round, milliseconds, the fastest of many turns; plain SGD in float32 unless",
-                "said. *Work* is the model's parameters times the examples of a step, and times the pixels of each",
-                "where these are convolved: by this the rule tells a small step from a large one",
-                "(`src/kinfed/simulation/auto.py`). An empty cell is an executor that cannot run the case.",
+                "Milliseconds are of the training half of a round, the fastest of many turns. Unless a case names",
+                "another, training is plain SGD in float32. *Work* is the model's parameters times the examples of",
+                "a step. If these are convolved, it is also times the pixels of each. By work the rule tells a",
+                "small step from a large one (`src/kinfed/simulation/auto.py`). An empty cell is an executor that",
+                "cannot run the case.",
                 "",
                 summary(over),
                 "",

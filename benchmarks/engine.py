@@ -317,11 +317,12 @@ def main():
         return
     intro = f"""# What a round costs
 
-Written by `python benchmarks/engine.py`. Whole FedAvg rounds, evaluation of all clients included, against a plain
-PyTorch loop that does the same: client by client, `torch.optim.SGD`, a running mean. Programs take turns; rounds during
-which something else ran on the machine are dropped; medians. The error is the distance of a client's update from that
-in float64, relative to its length, and the median over the cohort: a jump to 1e-3 means that one ReLU or one pooled
-maximum fell the other way, which happens in every executor, the plain loop included.
+Written by `python benchmarks/engine.py`. Whole FedAvg rounds, evaluation of all clients included, are compared with a
+plain PyTorch loop that does the same. The loop goes client by client, with `torch.optim.SGD` and a running mean.
+Programs take turns. Rounds during which something else ran on the machine are dropped, and medians taken. The error is
+the distance of a client's update from that in float64, relative to its length. It is the median over the cohort. A jump
+to 1e-3 means that one ReLU or one pooled maximum fell the other way. That happens in every executor, the plain loop
+included.
 
 PyTorch {torch.__version__}, Python {platform.python_version()}, {torch.get_num_threads()} cores of {processor()}.
 """

@@ -97,9 +97,10 @@ def count_bytes():
         )
         print(lines[-1], flush=True)
     head = (
-        f"Six sites, {ROUNDS} rounds, a perceptron of {summary.cost.parameters:,} parameters, all take part. "
-        "Counted over the whole run, including the models sent to evaluate the last round, one round's share more: "
-        f"{1 + 1 / ROUNDS:.2f} instead of 1. Models are given as multiples of one model, 4 bytes a parameter.\n\n"
+        f"Six sites, {ROUNDS} rounds, a perceptron of {summary.cost.parameters:,} parameters, and all take part. "
+        "Bytes are counted over the whole run. They include the models sent to evaluate the last round, one "
+        f"round's share more: {1 + 1 / ROUNDS:.2f} instead of 1. Models are given as "
+        "multiples of one model, 4 bytes a parameter.\n\n"
         "| method | bytes down | bytes up | of 2 models | down, in models | up, in models | once, when joining |\n"
         "| --- | --- | --- | --- | --- | --- | --- |\n"
     )
@@ -129,10 +130,10 @@ def measure_gateways(counts, rounds):
             )
             print(lines[-1], flush=True)
     head = (
-        f"{environment()} One site, started with `--client`, over TLS with its key; FedAvg, a perceptron of "
-        f"{summary['cost']['parameters']:,} parameters, 36 rows a client, {rounds} rounds, without the first. "
-        "CPU seconds and memory (PSS) are those of the site's one process, the former of the whole run, what came "
-        "before round 1, over the number of rounds.\n\n"
+        f"{environment()} One site, started with `--client`, has TLS with its key. It trains FedAvg with a "
+        f"perceptron of {summary['cost']['parameters']:,} parameters, 36 rows a client, {rounds} rounds, without the "
+        "first. CPU seconds and memory (PSS) are those of the site's one process. The seconds are those of the whole "
+        "run, also before round 1, over the number of rounds.\n\n"
         "| clients | seconds a round, median | least to most | CPU seconds a round | MiB | bytes down, a client and "
         "round | up |\n| --- | --- | --- | --- | --- | --- | --- |\n"
     )
@@ -156,10 +157,11 @@ def time_rounds(nodes, rounds):
     ]
     print("\n".join(lines))
     head = (
-        f"{environment()} A server and {nodes} sites on this one machine, over TLS with keys; {rounds} rounds each, "
-        "without the first. An empty app's round is one message without content to every node and back, by Flower's "
-        "own SuperLink and SuperNodes, which ask for messages every 3 seconds and start a Python process for each: "
-        f"Flower's floor, measured just before. A site's process took {min(memories)} to {max(memories)} MiB (PSS) "
+        f"{environment()} A server and {nodes} sites are on this one machine, over TLS with keys. Each run has "
+        f"{rounds} rounds, without the first. An empty app's round is one message without content to every node and "
+        "back, by Flower's own SuperLink and SuperNodes. These ask for messages every 3 seconds and start a Python "
+        f"process for each. This is Flower's floor, measured just before. A site's process "
+        f"took {min(memories)} to {max(memories)} MiB (PSS) "
         "after the last run.\n\n"
         "| | seconds, median | least to most | of the empty app's |\n| --- | --- | --- | --- |\n"
     )
@@ -184,9 +186,9 @@ def time_masks(rounds, count=20):
         )
         print(lines[-1], flush=True)
     head = (
-        f"{environment()} {count} sites and the server in one process, so without the cost of messages; FedAvg on "
-        f"{EXAMPLES} digits a site, two epochs a round; {TURNS} runs of {rounds} rounds each way, in turns, without "
-        "their first rounds. CPU seconds are those of all sites and the server together.\n\n"
+        f"{environment()} In one process are {count} sites and the server, so messages cost nothing. They train "
+        f"FedAvg on {EXAMPLES} digits a site, two epochs a round. There are {TURNS} runs of {rounds} rounds each way, "
+        "in turns, without their first rounds. CPU seconds are those of all sites and the server together.\n\n"
         "| parameters | CPU seconds a round, plain, median | with masks | ratio | with masks, least to most | bytes "
         "up, a site and round, plain | with masks |\n| --- | --- | --- | --- | --- | --- | --- |\n"
     )

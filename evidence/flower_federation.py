@@ -64,7 +64,7 @@ def cpu_seconds(pid):
 def environment():
     """What measurements were made on."""
     cores, load = os.cpu_count(), os.getloadavg()[0]
-    busy = "; it had other work too, so ratios say more than seconds" if load > cores else ""
+    busy = ". It had other work too, so ratios say more than seconds" if load > cores else ""
     return (
         f"PyTorch {torch.__version__}, Python {platform.python_version()}, {platform.machine()}, {cores} cores, "
         f"load {load:.1f} at the end{busy}."

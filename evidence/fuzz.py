@@ -65,15 +65,15 @@ BAD = {
 }
 ABOUT = {
     "fuzz": [
-        "Two of five have something broken on purpose; the others are odd, such as one client, two rows or a learning",
-        "rate of 1e30, which training must survive or say that it diverged. What they are: `evidence/fuzz_cases.py`.",
+        "Two of five have something broken on purpose. The others are odd, such as one client, two rows or a learning",
+        "rate of 1e30. Training must survive these or say that it diverged. `evidence/fuzz_cases.py` has all cases.",
     ],
     "modules": [
-        "A module of each family (`evidence/fuzz_modules.py`) is trained in double precision by the executors",
-        "`loop`, with one worker and with two, `vmap`, `fused` and `auto`, and by a plain PyTorch loop on the same",
-        "batches. Equal to 1e-7 are all parameters and buffers, the answers of the kept model and of the one loaded",
-        "from its folder, and its score. `vmap` and `fused` may refuse a module. A family whose predictions are no",
-        "function of an example, or which copies would train in another way than PyTorch, must be refused by all.",
+        "A module of each family (`evidence/fuzz_modules.py`) is trained in double precision. Executors are `loop`,",
+        "with one worker and with two, `vmap`, `fused` and `auto`. A plain PyTorch loop trains on the same batches.",
+        "All parameters and buffers are equal to 1e-7. So are the score and the answers, of the kept model and of the",
+        "one loaded from its folder. `vmap` and `fused` may refuse a module. Some families must be refused by all.",
+        "Either their predictions are no function of an example, or copies would train in another way than PyTorch.",
     ],
 }
 PICTURES = {charts: ("accuracy_by_round", "accuracy_by_client", "classes_by_client"), heatmaps: ("relation_heatmap",)}
@@ -286,8 +286,8 @@ def page(part, records, args):
     only = "" if args.only == list(KINDS) else f" --only {' '.join(args.only)}"
     text = [
         f"Written by `python evidence/fuzz.py --cases {args.cases} --seed {args.seed}{only}`",
-        f"on {platform.machine()}, Python {platform.python_version()}, {versions}:",
-        f"{len(records):,} cases in {sum(seconds) / 60:.0f} minutes, the longest in {max(seconds):.0f} s.",
+        f"on {platform.machine()}, Python {platform.python_version()}, {versions}.",
+        f"There were {len(records):,} cases in {sum(seconds) / 60:.0f} minutes, the longest in {max(seconds):.0f} s.",
         *ABOUT[part],
         *("", *lines, ""),
         *(families(records) if part == "modules" else []),

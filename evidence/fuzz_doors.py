@@ -226,8 +226,8 @@ def main():
         f"Written by `{command}` ({version()}).",
         "",
         f"{args.estimators} estimators were wanted for rows of groups that are known, mistyped, missing or of another "
-        f"type. {wrong} gave an answer of another model than was wanted for, or an error that says nothing.",
-        f"{args.tables} tables were read without a leak, of which {false} were warned of, and with one:",
+        f"type. Of these {wrong} gave an answer of another model than was wanted for, or an error that says nothing.",
+        f"Of {args.tables} tables, read without a leak, {false} were warned of. With a leak:",
         "",
         "| planted leak | tables | warned of with its columns |",
         "| --- | ---: | ---: |",

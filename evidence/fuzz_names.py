@@ -318,9 +318,9 @@ def main():
         f"{kinfed.__version__}:",
         f"{args.cases} cases in {(time.monotonic() - begin) / 60:.0f} minutes. Columns, clients, classes, categories, "
         f"newcomers and sites are called by {len(NAMES)} names or two",
-        "of them together: words of the commands and of ONNX, truth values, numbers, slashes, quotes, line breaks,",
-        "control characters, mark-up, options, emoji, 300 letters. A step is right if every name comes back as the",
-        "table has it, and its answers are those of the run.",
+        "of them together. Names are words of the commands and of ONNX, truth values, numbers, slashes, quotes,",
+        "line breaks, control characters, mark-up, options, emoji, 300 letters. A step is right if every name",
+        "comes back as the table has it, and its answers are those of the run.",
         *("", *lines, ""),
     ]
     print("\n".join(lines))

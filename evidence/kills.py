@@ -380,15 +380,15 @@ def page(done, bad):
             "",
             fill(
                 f"Written by `python evidence/kills.py`: {len(done)} commands, {sum(stops.values())} stops. "
-                "A command is stopped by a signal, goes on by `kinfed resume FOLDER` (`run`) or the same command again "
-                "(`sweep`, `reproduce`), is perhaps stopped again, and ends. Then every "
+                "A signal stops a command. It goes on by `kinfed resume FOLDER` (`run`) or the same command "
+                "again (`sweep`, `reproduce`). It is perhaps stopped again, and ends. Then every "
                 "`models.safetensors`, `history.csv`, `relations.npz` and `diagnostics.csv` is compared, byte by byte, "
                 "with those of a run that nobody stopped. `kinfed resume` gets no options for executor and precision. "
-                "Half of the commands write a checkpoint whenever they may; the others, as usual, only after ten "
-                "seconds, when such runs are over. After SIGTERM and SIGINT the exit code must be 143 or 130, and what "
-                "is said one line; no process may be left, and no half-written file. "
-                f"{fresh} programs run from their start, imports and pictures included; the others are forked where "
-                "imports are over, and draw none.",
+                "Half of the commands write a checkpoint whenever they may. The others do so, as usual, only "
+                "after ten seconds, when such runs are over. After SIGTERM and SIGINT the exit code must be "
+                "143 or 130, and the message one line. No process may be left, and no half-written file. "
+                f"{fresh} programs run from their start, imports and pictures included. The others are forked "
+                "where imports are over, and draw none.",
                 120,
             ),
             "",

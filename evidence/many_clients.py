@@ -314,7 +314,7 @@ HALVES = {"chosen on": chosen_on, "kept apart": kept_apart}
 def write():
     """Make the page of what is kept."""
     kept = json.loads(KEPT.read_text())
-    lines = [f"`python evidence/many_clients.py measure`, `ablations`, then `write`; {page.version()}.", ""]
+    lines = [f"`python evidence/many_clients.py measure`, `ablations`, then `write`, by {page.version()}.", ""]
     for half, title in (("chosen on", "On which defaults were chosen"), ("kept apart", "Measured once")):
         lines += [f"## {title}", "", *table(kept[half], METHODS), ""]
     if any(key(method) in kept_runs for method in ABLATIONS.values() for kept_runs in kept["chosen on"].values()):

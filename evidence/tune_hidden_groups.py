@@ -96,7 +96,7 @@ def describe_tried():
     given = ", ".join(f"{name} {count}" for name, count in counts.items() if count > 1)
     return (
         f"**Not equally tuned.** Settings tried on validation data: {math.prod(map(len, TRAINING.values()))} of local "
-        f"training with Local, which all others take over; then {given}; the others none."
+        f"training with Local, which all others take over. Then {given}. The others have none."
     )
 
 
