@@ -59,19 +59,19 @@ CASES = {  # name: (title, source, overrides)
     ),
 }
 INTRO = """
-Clients are left out of a run, and join it when it is over, one by one: [how](../after-training.md). Scores are means
-over these newcomers, on test examples of their own, and over three seeds, which also draw other newcomers. Columns say
-how many examples a newcomer learns from: with 0 it has the model as it was sent, otherwise that of the method's rule,
-and `tuned` that model after ten rounds' worth of local epochs. *Ahead* is by how much the rule's model is better than
-learning alone with as many examples, ± the standard deviation over seeds. The best existing model is that of the member
-whose loss on the newcomer's examples is least; for that a member's model has to leave its server. The oracle is FedAvg
-inside the true groups of the members, which a newcomer is told.
+Clients are left out of a run, and [join it](../after-training.md) one by one when it is over. Scores are means over
+these newcomers, on test examples of their own, and over three seeds, which also draw other newcomers. A column is the
+number of examples that a newcomer learns from. With 0 it has the model as it was sent, otherwise that of the method's
+rule. `tuned` is that model after ten rounds' worth of local epochs. *Ahead* is by how much the rule's model is better
+than learning alone with as many examples, ± the standard deviation over seeds. The best existing model is of the member
+whose loss on the newcomer's examples is least. For that a member's model has to leave its server. The oracle is FedAvg
+inside the true groups of the members, and a newcomer knows its group.
 
-On rotated digits and DG-60 methods have the settings of `evidence/tuned/rotated-digits.toml`, which were chosen on the
-former with other seeds, or else their defaults; Panacea and FedU, which need a graph, are told the true groups of the
-digits, newcomers' included. METR-LA is `papers/sfl/table1/metr_la_subset` with fewer windows and rounds; a person has
-five test answers. How `kin`, CFL, FedSem and FedCedar take a newcomer in was decided with figures on rotated digits in
-view, no other rule.
+On rotated digits and DG-60 methods have the settings of `evidence/tuned/rotated-digits.toml`, or else their defaults.
+These settings were chosen on rotated digits with other seeds. Panacea and FedU need a graph, so they get the true
+groups of the digits, newcomers' included. METR-LA is `papers/sfl/table1/metr_la_subset` with fewer windows and rounds.
+A person has five test answers. The rules by which `kin`, CFL, FedSem and FedCedar take a newcomer in were decided with
+figures on rotated digits in view. No other rule was.
 """
 
 
