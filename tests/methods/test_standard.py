@@ -11,7 +11,7 @@ import torch
 from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 from sklearn.linear_model import LogisticRegression, PoissonRegressor, Ridge
 
-from kinfed import Classification, Counts, Execution, Federation, Quantiles, Regression, UsageError, fit
+from kinfed import Classification, Counts, Execution, Federation, Forecasting, Quantiles, Regression, UsageError, fit
 from kinfed.cli import main
 from kinfed.cli.predict import open_predictor
 from kinfed.methods.solved.standard import (
@@ -23,6 +23,7 @@ from kinfed.methods.solved.standard import (
     round_down,
 )
 from kinfed.models.linear import linear
+from kinfed.models.repeat import repeat
 from kinfed.models.trees import trees
 from kinfed.runs.run import Run
 from kinfed.serving import joining_clients
@@ -98,6 +99,15 @@ def test_models_are_those_that_scikit_learn_fits(task, kind):
                 [model.fit(x, column).predict(new) for model, column in zip(models, y.T, strict=True)], 1
             )
         np.testing.assert_allclose(found.detach().numpy(), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_the_naive_forecast_is_the_last_season_once_more():
+    windows = torch.arange(40.0).view(8, 5, 1)  # of one client, or of two
+    data = Federation.from_arrays(windows, torch.zeros(8, 3), torch.arange(8) // 4, task=Forecasting())
+    module = repeat((5, 1), 3, season=2)
+    torch.nn.init.ones_(module.head.weight)  # of what is not fitted nothing is left
+    run = fit(Standard(), data, module, rounds=1)
+    torch.testing.assert_close(run.model("1")(windows[:1] + 100), torch.tensor([[103.0, 104.0, 103.0]]))
 
 
 def test_what_a_client_cannot_be_fitted_to_gets_a_constant():

@@ -365,6 +365,23 @@ def test_a_ridge_of_each_series_is_what_is_kept_where_nobody_can_learn_from_othe
     assert choice.verdict.sentence.startswith("Learning from others is not worth it here")
 
 
+@pytest.mark.parametrize(("season", "baseline"), [(3, "the last season"), (1, "the last value")])
+def test_the_naive_forecast_is_what_is_kept_where_nothing_is_better(season, baseline):
+    """A step differs from that of a season before by chance alone, so nothing can be learned."""
+    draw = torch.Generator().manual_seed(0)
+    client, x = torch.arange(1800) % 6, torch.randn(1800, 4, 1, generator=draw)
+    repeated = torch.stack([x[:, 4 - season + step % season, 0] for step in range(2)], 1)  # [n, 2]
+    data = Federation.from_arrays(x, repeated + 0.3 * torch.randn(1800, 2, generator=draw), client, task=Forecasting())
+    choice = choose(data, rounds=2, methods=["kin"], budget=60, refit=True)
+    assert choice.winner.candidate.name == f"standard,repeat,season={season}"
+    assert choice.winner.candidate.title == baseline
+    naive = next(item for item in choice.standard if item.name == baseline)
+    assert choice.run.by_client.means == pytest.approx(naive.tested.means, rel=1e-5)
+    torch.testing.assert_close(choice.load_model("3")(x), repeated)
+    assert choice.verdict.baselines["alone"] == baseline
+    assert choice.verdict.sentence.endswith("the standard models are saved.")
+
+
 def test_forms_of_standard_models_suit_the_task_and_are_not_too_large(monkeypatch):
     x, client = torch.randn(60, 3), torch.arange(60) % 3
     number, labels = x[:, :1], torch.arange(60) % 3
@@ -373,7 +390,8 @@ def test_forms_of_standard_models_suit_the_task_and_are_not_too_large(monkeypatc
     assert standard_forms(Federation.from_arrays(x, labels % 2, client)) == ("linear", "trees,trees=50,depth=8")
     assert standard_forms(Federation.from_arrays(x[:, None], number, client)) == ()
     windows, steps = x[..., None], x[:, :2]
-    assert standard_forms(Federation.from_arrays(windows, steps, client, task=Forecasting())) == ("linear",)
+    naive = tuple(f"repeat,season={season}" for season in (1, 2, 3))
+    assert standard_forms(Federation.from_arrays(windows, steps, client, task=Forecasting())) == ("linear", *naive)
     assert standard_forms(Federation.from_arrays(windows, steps, client, task=Quantiles())) == ()
     monkeypatch.setattr(choose_module, "LEAVES", 1000)
     assert standard_forms(Federation.from_arrays(x, number, client)) == ("linear",)

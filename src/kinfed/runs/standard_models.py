@@ -50,6 +50,7 @@ PSEUDO = 5.0  # rows of all clients that are added to a client's, where its mean
 ROWS, COLUMNS, CLIENTS = 200_000, 500, 2_000  # with more there are none, or not those that take longest
 STEPS = 24  # ahead up to which boosting forecasts each by a model of its own
 LONGEST = 366  # steps of a season
+REPEATS = "repeat"  # the model that forecasts the last value, or season, once more
 OFTEN = 3  # windows of a client at each time of day, from which a mean is worth something
 BOOSTED, TREES = 100, 50  # clients with boosting of their own, and its trees for an output
 LIMIT = 60  # seconds after which no other model of an estimator that the user names is fitted
@@ -60,8 +61,8 @@ POOLED = "of all rows"
 class Form(NamedTuple):
     """What a client's standard model is as a run of the method `standard`."""
 
-    model: str  # "linear" or "trees"
-    penalty: float
+    model: str  # "linear", "trees", or one that repeats readings, such as "repeat,season=7"
+    penalty: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -180,6 +181,8 @@ def standard_models(
                 if data.levels and not recipe.quantiles:
                     answers = _add_errors(data, answers)
                 form = Form(recipe.form, strength) if recipe.form else None
+                if recipe.form == REPEATS:
+                    form = Form(f"{REPEATS},season={int(strength)}")
                 models.append(StandardModel(recipe.name, recipe.pools, answers, form))
     return models, problems
 
@@ -198,7 +201,7 @@ class _Recipe(NamedTuple):
     pools: bool
     fit: Callable[[], Answers | Tuned]
     too_large: str = ""  # why it is not fitted
-    form: str = ""  # the model that can hold it, one for each client; "": none
+    form: str = ""  # the model that can hold it, one for each client, whose season tuning may choose; "": none
     quantiles: bool = False  # whether it answers with the quantiles that are asked, where others answer with a mean
 
 
@@ -264,9 +267,10 @@ def _of_series(data: _Data, steps: int) -> Iterator[_Recipe]:
         at = [place * data.features for place in places_of_season(past, season, steps)]
         return lambda x, who: x[:, at]
 
-    yield _Recipe("the last value", False, lambda: _answers(data, repeat(1)))
+    yield _Recipe("the last value", False, lambda: _answers(data, repeat(1)), form=REPEATS)
     if past > 1:
-        yield _Recipe("the last season", False, lambda: _tune(data, range(2, min(past, LONGEST) + 1), repeat))
+        seasons = range(2, min(past, LONGEST) + 1)
+        yield _Recipe("the last season", False, lambda: _tune(data, seasons, repeat), form=REPEATS)
     if data.dated and (means := _means_by_time(data)) is not None:
         yield _Recipe(f"{OF_CLIENT}mean by the calendar", False, lambda: means)
 

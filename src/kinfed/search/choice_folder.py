@@ -123,7 +123,12 @@ class Request:
 
     def _modules(self, federation: Federation, names: Sequence[str]) -> dict[str, Callable[[int], nn.Module]]:
         """What makes the models of these names, as name,key=value, by seed."""
-        return {name: partial(self.experiment("local", model=name).module, federation) for name in names}
+        return {name: partial(self._build, federation, name) for name in names}
+
+    def _build(self, federation: Federation, name: str, seed: int) -> nn.Module:
+        """The model of this name, as name,key=value."""
+        module: nn.Module = self.experiment("local", model=name).module(federation, seed)
+        return module
 
     def candidates(self, arena: Arena) -> list[Candidate]:
         """Every method, with the settings that the config has for it and those of the grid, at every rate."""

@@ -34,7 +34,7 @@ from ..runs.config.from_table import GROWING
 from ..runs.config.named_baselines import read_baselines
 from ..runs.reference_runs import BASES
 from ..runs.run import client_index, make_baseline
-from ..runs.standard_models import LONGEST, TREES
+from ..runs.standard_models import LONGEST, REPEATS, TREES
 from ..runs.test_scores import NO_STANDARD, NO_VERDICT
 from ..runs.tested_examples import Tested
 from ..runs.trained_run import TrainedRun
@@ -223,7 +223,10 @@ def standard_forms(federation: Federation) -> tuple[str, ...]:
     """The models that hold a standard model of each client of a table or of series, as name,key=value."""
     task = federation.task
     if isinstance(task, Forecasting):
-        return () if isinstance(task, Quantiles) or federation.x.ndim != 3 else ("linear",)
+        if isinstance(task, Quantiles) or federation.x.ndim != 3:
+            return ()
+        seasons = range(1, min(federation.x.shape[1], LONGEST) + 1)
+        return ("linear", *(f"{REPEATS},season={season}" for season in seasons))
     if federation.x.ndim != 2:
         return ()
     trees = f"trees,trees={TREES * lanes_of(task, federation.outputs)},depth={DEEPEST}"
@@ -438,7 +441,9 @@ def _list_standard(arena: Arena, standard: Sequence[Baseline], sign: float) -> l
 
     sign is 1 where a higher score is better, and -1 where a lower one is.
     """
-    specs, stood = {split_settings(spec)[0]: spec for spec in arena.standard}, []
+    specs: dict[str, str] = {split_settings(spec)[0]: spec for spec in arena.standard}
+    specs |= {spec: spec for spec in arena.standard}
+    stood = []
     for baseline in standard:
         if baseline.form is None or baseline.form.model not in specs:
             continue

@@ -4,7 +4,7 @@ import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from ...core.mixins import Advises, Solves
 from ...core.tasks import Classification, Counts, Forecasting, Quantiles, Regression
 from ...core.trees import Tree
 from ...errors import UsageError
+from ...models.repeat import Repeat
 from ...models.trees import NOWHERE, Trees
 from ..local import Local
 from .monotone_leaves import read_signs
@@ -232,7 +233,8 @@ class Standard(Local, Advises, Solves):
 
     scikit-learn fits it, and the model says which. The trees of the model `trees` are those of histogram gradient
     boosting. Of any other model the last layer is fitted to what the layers before it make of the rows, as a ridge to
-    numbers and forecasts, as a logistic regression to labels, and as a Poisson regression to counts.
+    numbers and forecasts, as a logistic regression to labels, and as a Poisson regression to counts. The model `repeat`
+    stays the naive forecast, the last value or season once more.
     """
 
     penalty: Annotated[float, In("(0, inf]")] = 1.0  # of a last layer, in squared deviations; of labels 1 / C
@@ -265,7 +267,14 @@ class Standard(Local, Advises, Solves):
     def personalise(self, client: Client, state: Tree, received: Tree) -> dict[str, Tree]:
         module: Any = client.model.module
         fit = self._fit_trees if isinstance(module, Trees) else self._fit_head
+        fit = self._repeat_readings if isinstance(module, Repeat) else fit
         return {"own": Params(fit(client))}
+
+    def _repeat_readings(self, client: Client) -> Tensor:
+        """[d] the model whose last layer adds nothing to the readings that it repeats."""
+        model, module = client.model, cast(Repeat, client.model.module)
+        none = model.theta.new_zeros(1, module.head.in_features + 1, module.head.out_features)
+        return model_of(model.layout, model.theta, none)[0]
 
     def _fit_head(self, client: Client) -> Tensor:
         """[d] the model whose last layer is fitted to the client's rows."""
