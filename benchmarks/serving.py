@@ -74,7 +74,7 @@ def time_command(*arguments):
 def write(part, title, intro, heading, lines):
     """One part of the page: what was measured on what, and a table."""
     cores, load = os.cpu_count(), os.getloadavg()[0]
-    busy = ": it had other work too, so seconds of CPU say more than those on the clock" if load > cores else ""
+    busy = ". It had other work too, so seconds of CPU say more than those on the clock" if load > cores else ""
     text = (
         f"## {title}\n\nWritten by `python benchmarks/serving.py {part}`, {version()}, PyTorch {torch.__version__}, "
         f"Python {platform.python_version()}, {platform.machine()}, {cores} cores, load {load:.1f}{busy}.\n\n"
@@ -99,8 +99,8 @@ def predict(folder, run, rows):
         clock, processor = (min(times_of_kind) for times_of_kind in zip(*times, strict=True))
         lines.append(row(f"kinfed predict, {count:,} rows", f"{clock:.2f}", f"{processor:.2f}"))
     intro = (
-        "`kinfed predict` of a table (three numbers, text, a date; 20 clients; an MLP by FedRep), from CSV to "
-        "CSV, the start included, the better of two. CPU seconds are those of all cores together."
+        "`kinfed predict` goes from CSV to CSV, the start included, the better of two. The table has three numbers, "
+        "text, a date and 20 clients, and the model is an MLP by FedRep. CPU seconds are those of all cores together."
     )
     write("predict", "Predictions", intro, ["command", "seconds on the clock", "CPU seconds"], lines)
 
@@ -144,10 +144,10 @@ def export(folder):
         cells = [name, " x ".join(map(str, shape)), f"{count:,}", f"{size:,.0f}", f"{took:.1f}"]
         lines.append(row(*cells, f"{onnx:.3f}", f"{plain:.3f}", f"{gap:.0e}"))
     intro = (
-        "One row by one thread, in milliseconds of CPU; images, windows of a series, texts of 80 characters or rows of "
-        "five numbers, with what is done before and after. *Apart* is the largest difference between onnxruntime's and "
-        "PyTorch's answers to 32 random rows, relative to the largest answer if that is above 1. The first conversion "
-        "also imports the exporter."
+        "Milliseconds of CPU are for one row by one thread, with what is done before and after. Rows are images, "
+        "windows of a series, texts of 80 characters or five numbers. *Apart* is the largest difference between "
+        "onnxruntime's and PyTorch's answers to 32 random rows. It is relative to the largest answer if that is above "
+        "1. The first conversion also imports the exporter."
     )
     heading = ["model", "input", "parameters", "ONNX, kB", "CPU seconds to convert", "ms a row", "by PyTorch", "apart"]
     write("export", "Exports of all architectures", intro, heading, lines)

@@ -756,10 +756,10 @@ def main():
     before = PAGE.read_text().partition(HEADING)[0]
     write_page(
         PAGE,
-        f"{before}{HEADING}\nWritten by `python evidence/flower_liars.py`, and by the command above in the end: four "
-        "hospitals of 90 invented rows in one process. *Possible* is what a site gives within a plan that its operator "
-        "agreed to without `[privacy]`; with an epsilon such an attack reads no row ([measured](privacy-cost.md)). "
-        "*Bounded* is possible as often as the line says.\n\n"
+        f"{before}{HEADING}\nWritten by `python evidence/flower_liars.py`, and by the command above in the end. "
+        "Four hospitals of 90 invented rows run in one process. *Possible* is what a site gives within a plan "
+        "that its operator agreed to without `[privacy]`. With an epsilon such an attack reads no row "
+        "([measured](privacy-cost.md)). *Bounded* is possible as often as the line says.\n\n"
         "| attack | who | what happened | |\n| --- | --- | --- | --- |\n"
         f"{table}\n",
     )

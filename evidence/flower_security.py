@@ -575,16 +575,16 @@ def write(rows, refused, size):
         PAGE,
         "# Attacks on a federation's servers\n\n"
         "Written by `python evidence/flower_security.py`, run as root so that it can act as another user.\n\n"
-        f"Flower {importlib.metadata.version('flwr')}; {environment()} SuperLink and {SITES} nodes on one machine, "
-        "over TLS, started by `kinfed flower` without nginx; *another host* is 127.0.0.2. A run was in progress from "
-        "the start. A call that is answered 404 got no further than kinfed's own check. *Shut* means that the attacker "
-        "gained nothing and that nothing was damaged.\n\n"
+        f"Flower {importlib.metadata.version('flwr')}, {environment()} SuperLink and {SITES} nodes are on one "
+        "machine, over TLS, started by `kinfed flower` without nginx. *Another host* is 127.0.0.2. "
+        "A run was in progress from the start. A call that is answered 404 got no further than kinfed's own check. "
+        "*Shut* means that the attacker gained nothing and that nothing was damaged.\n\n"
         f"| attack | who, from where | what happened | |\n| --- | --- | --- | --- |\n{table}\n\n"
-        f"All this put {refused} lines into the server's log, at most one a minute; it is "
+        f"All this put {refused} lines into the server's log, at most one a minute. It is "
         f"{size / 1000:.0f} kB long.\n\n"
-        "Sites run no program that a server sends, as they never ask for one (`tests/flower/test_connection.py`). "
-        "Revoked sites, and sites that claim too many classes or examples are covered by tests: `test_gate.py`, "
-        "`test_broker.py` and `test_server.py` there.\n\n",
+        "Sites run no program that a server sends, as they never ask for one "
+        "(`tests/flower/test_connection.py`). Tests cover revoked sites, and sites that claim too many classes "
+        "or examples (`test_gate.py`, `test_broker.py` and `test_server.py` there).\n\n",
     )
 
 
