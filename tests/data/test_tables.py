@@ -428,9 +428,16 @@ def test_dates_without_marks_between_their_parts_are_dates(tmp_path, way):
 
 @pytest.mark.parametrize(
     ("cell", "day"),
-    [("1998 Q1", "1998-01-01"), ("1998q4", "1998-10-01"), ("2020-W01", "2019-12-30"), ("2020W53", "2020-12-28")],
+    [
+        ("1998 Q1", "1998-01-01"),
+        ("1998q4", "1998-10-01"),
+        ("2020-W01", "2019-12-30"),
+        ("2020W53", "2020-12-28"),
+        ("1998 Jan", "1998-01-01"),
+        ("2020-DEC", "2020-12-01"),
+    ],
 )
-def test_quarters_and_weeks_are_their_first_day(cell, day):
+def test_quarters_weeks_and_months_are_their_first_day(cell, day):
     assert seconds_of(cell) == datetime.fromisoformat(f"{day}T00:00+00:00").timestamp()
     assert seconds_of("1998 Q5") == seconds_of("2021-W53") == math.inf
 

@@ -17,7 +17,7 @@ from kinfed.models import MODELS
 from kinfed.simulation.execution import Execution
 from kinfed.simulation.simulation import Simulation
 
-SERIES = ("rnn", "gru", "changes", "repeat")
+SERIES = ("rnn", "gru", "changes", "changes-mlp", "repeat")
 
 
 def shape_for(name):
@@ -55,6 +55,8 @@ def parameters(module):
         ("resnet9", (3, 32, 32), 10, {}, 2_440_256),
         ("resnet18", (3, 32, 32), 100, {}, 11_227_812),
         ("resnet18", (3, 32, 32), 10, {"stem": "cifar"}, 11_173_962),
+        ("changes", (12, 2), 3, {}, 24 * 3 + 3),
+        ("changes-mlp", (12, 2), 3, {"hidden": (8, 4)}, 24 * 8 + 8 + 8 * 4 + 4 + 4 * 3 + 3),
         ("rnn", (12, 2), 12, {}, 5_132),
         ("rnn", (12, 2), 12, {"cell": "gru"}, 13_836),
         ("gru", (12, 2), 12, {}, 62_501),
@@ -66,6 +68,19 @@ def test_parameters(name, shape, outputs, settings, count):
     module = MODELS[name](shape, outputs, **settings)
     assert parameters(module) == count
     assert module(torch.zeros(2, *shape)).shape == (2, outputs)
+
+
+def test_an_mlp_of_changes_forecasts_a_series_that_is_higher_as_much_higher():
+    """Whatever stands beside the readings; a readout by hand of one window."""
+    torch.manual_seed(0)
+    module, x = MODELS["changes-mlp"]((5, 2), 3), torch.randn(4, 5, 2)
+    higher = x + torch.tensor([7.0, 0.0])
+    assert torch.allclose(module(higher), module(x) + 7, atol=1e-5)
+    by_hand = MODELS["changes-mlp"]((2, 1), 1, hidden=(1,))
+    for value, parameter in zip(([[2.0, 5.0]], [0.5], [[3.0]], [0.25]), by_hand.parameters(), strict=True):
+        parameter.data = torch.tensor(value)
+    # The reading before is 1 higher than the last, 4: 2 * 1 + 0.5 = 2.5 after ReLU, and 4 + 3 * 2.5 + 0.25.
+    assert by_hand(torch.tensor([[[5.0], [4.0]]])).tolist() == [[11.75]]
 
 
 def test_buffers_of_batch_norm():

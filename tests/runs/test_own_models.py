@@ -2,12 +2,15 @@
 
 from pathlib import Path
 
+import numpy as np
+import polars
 import pytest
 import torch
 from torch import nn
 
 import kinfed
 from kinfed.cli import main
+from kinfed.models import MODELS
 from kinfed.runs.run_folder import RunFolder
 
 NET = '''
@@ -112,3 +115,14 @@ def test_outputs_that_cross_entropy_trains_badly_are_warned_of(last, match):
     federation = kinfed.Federation.from_arrays(x, (x.sum(1) > 0).long(), torch.arange(3).repeat_interleave(20))
     with pytest.warns(UserWarning, match=match):
         kinfed.fit(kinfed.FedAvg(), federation, nn.Sequential(*last), rounds=1)
+
+
+def test_the_usual_model_of_a_series_forecasts_levels_that_no_training_window_had():
+    """Where readings rise for good, an MLP of the readings themselves falls behind, because it has not seen such."""
+    draw = np.random.default_rng(0)
+    rows = [(who, t, 0.5 * t + draw.normal()) for who in "ABC" for t in range(120)]
+    frame = polars.DataFrame(rows, schema=["who", "t", "y"], orient="row")
+    series = kinfed.from_frame(frame, client="who", target="y", time="t", past=6)
+    usual = kinfed.fit(kinfed.Local(), series, rounds=20).score()
+    levels = kinfed.fit(kinfed.Local(), series, MODELS["mlp"]((6, 1), 1), rounds=20).score()
+    assert usual < 0.8 * levels

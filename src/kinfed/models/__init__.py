@@ -10,6 +10,7 @@ MODELS = Registry(
         "linear": "linear:linear",
         "mlp": "mlp:mlp",
         "changes": "changes:changes",
+        "changes-mlp": "changes:changes_mlp",
         "repeat": "repeat:repeat",
         "additive": "additive:additive",
         "log-linear": "log_linear:log_linear",

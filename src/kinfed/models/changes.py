@@ -1,6 +1,9 @@
-"""Changes: forecasts of series as changes since the last reading, linear in the changes before it (NLinear)."""
+"""Changes: forecasts of series as changes since the last reading, by the changes before it (NLinear and an MLP)."""
 
 import math
+from collections import OrderedDict
+from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -9,16 +12,24 @@ from ..errors import UsageError
 
 
 class Changes(nn.Module):
-    """Readings less the last one go into the head with what stands beside them, and the last one is added again."""
+    """Readings less the last one, and what stands beside them, go through the layers, and the last one is added again.
 
-    def __init__(self, past: int, features: int, outputs: int) -> None:
+    `widths` are those of the hidden layers, each with ReLU; none are between the window and the head.
+    """
+
+    def __init__(self, past: int, features: int, outputs: int, widths: Sequence[int] = ()) -> None:
         super().__init__()
-        self.head = Since(past * features, outputs)
+        layers: OrderedDict[str, nn.Module] = OrderedDict()
+        for i, (before, after) in enumerate(pairwise([past * features, *widths]), start=1):
+            layers[f"fc{i}"], layers[f"relu{i}"] = nn.Linear(before, after), nn.ReLU()
+        self.hidden = nn.Sequential(layers)
+        self.head = Since([past * features, *widths][-1], outputs)
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, past, F] windows, whose first feature is the reading, to [B, outputs]."""
         last = x[:, -1, :1]  # [B, 1]
-        outputs: Tensor = self.head(torch.cat([x[..., 0] - last, x[..., 1:].flatten(1), last], 1))
+        z = self.hidden(torch.cat([x[..., 0] - last, x[..., 1:].flatten(1)], 1))
+        outputs: Tensor = self.head(torch.cat([z, last], 1))
         return outputs
 
 
@@ -40,6 +51,22 @@ def changes(shape: tuple[int, ...], classes: int) -> nn.Module:
     A series may have moved away from where it was in training, because nothing depends on its level. `partial-pooling`
     solves its head. Raises UsageError for examples that are no windows.
     """
+    return Changes(*_check_windows("changes", shape), classes)
+
+
+def changes_mlp(shape: tuple[int, ...], classes: int, *, hidden: Sequence[int] = (64,)) -> nn.Module:
+    """The same with fully connected layers of the `hidden` widths, each followed by ReLU, before the head.
+
+    [B, past, F] -> [B, classes]. An MLP of readings answers wildly where a series has left the levels of its training,
+    and this one does not. Raises UsageError for examples that are no windows, or a width below 1.
+    """
+    if any(width < 1 for width in hidden):
+        raise UsageError(f"changes-mlp: hidden widths must be at least 1; got {list(hidden)}")
+    return Changes(*_check_windows("changes-mlp", shape), classes, hidden)
+
+
+def _check_windows(name: str, shape: tuple[int, ...]) -> tuple[int, int]:
+    """How many readings and features a window has; raises UsageError for examples that are no windows."""
     if len(shape) != 2 or not math.prod(shape):
-        raise UsageError(f"changes: an example must be a window of readings [past, features]; got shape {list(shape)}")
-    return Changes(*shape, classes)
+        raise UsageError(f"{name}: an example must be a window of readings [past, features]; got shape {list(shape)}")
+    return shape[0], shape[1]

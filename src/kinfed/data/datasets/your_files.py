@@ -9,6 +9,14 @@ TABLES = ("csv", "parquet", "sql")
 YOURS = dict.fromkeys((*TABLES, "image_folder", "huggingface", "leaf"), "mlp") | {"leaf_text": "text"}
 
 
+def usual_model(settings: Mapping[str, Any]) -> str:
+    """The model for a configured data set of your own unless another is named, by its name and whether it has windows.
+
+    An MLP answers wildly where a series has left the levels of its training, so that of changes is for series.
+    """
+    return "changes-mlp" if is_table(settings["name"]) and settings.get("past") else YOURS.get(settings["name"], "mlp")
+
+
 def is_table(name: str) -> bool:
     """Whether a data set is your own table of rows."""
     return name in TABLES

@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 ISO = {10: "%Y-%m-%d", 16: "%Y-%m-%d %H:%M", 19: "%Y-%m-%d %H:%M:%S"}  # dates that are read at once, by length
 SAMPLE = 10_000  # cells that tell whether a column of text holds dates
 ZONED = re.compile(r"(.*\d:\d\d\S*?) ?(?:Z|([+-]\d\d)(?::?(\d\d))?)", re.IGNORECASE)
-PERIOD = re.compile(r"(\d{4})(?:[ -]?Q([1-4])|-?W(\d\d))", re.IGNORECASE)  # 1998 Q1 and 1998-W05
+MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
+PERIOD = re.compile(  # 1998 Q1, 1998-W05 and 1998 Jan
+    rf"(\d{{4}})(?:[ -]?Q([1-4])|-?W(\d\d)|[ -]({'|'.join(MONTHS)}))", re.IGNORECASE
+)
 
 
 class Clock(NamedTuple):
@@ -91,17 +94,17 @@ def seconds_of(text: str) -> float:
 
 
 def _find_first_day(date: str) -> str:
-    """The first day of a quarter or a week that is written as such; any other date as it is.
+    """The first day of a quarter, a week or a month that is written as such; any other date as it is.
 
     Raises ValueError if the year has no such week.
     """
     period = PERIOD.fullmatch(date)
     if period is None:
         return date
-    year, quarter, week = period.groups()
-    return (
-        f"{year}-{3 * int(quarter) - 2:02}" if quarter else f"{datetime.date.fromisocalendar(int(year), int(week), 1)}"
-    )
+    year, quarter, week, month = period.groups()
+    if week:
+        return f"{datetime.date.fromisocalendar(int(year), int(week), 1)}"
+    return f"{year}-{3 * int(quarter) - 2 if quarter else MONTHS.index(month.lower()) + 1:02}"
 
 
 def moments_of(text: "polars.Series", formats: Formats) -> Numbers:

@@ -27,7 +27,7 @@ from ...core.tasks import TASKS, Classification, Counts, Forecasting, Regression
 from ...core.training import Training
 from ...data.dataset import Dataset, Partition
 from ...data.datasets import DATASETS, OWNED
-from ...data.datasets.your_files import YOURS, display_name
+from ...data.datasets.your_files import YOURS, display_name, usual_model
 from ...data.federation import Federation, divide
 from ...data.graphs import GRAPHS
 from ...data.partitions import PARTITIONS
@@ -177,8 +177,13 @@ def build_model(
         return model(tuple(shape), outputs, columns=columns)
 
 
-def default_model(federation: Federation, name: str = "mlp", settings: Table | None = None, seed: int = 0) -> nn.Module:
-    """A model for data of one's own, by default a small MLP, with initial values that are fixed by the seed."""
+def default_model(federation: Federation, name: str = "", settings: Table | None = None, seed: int = 0) -> nn.Module:
+    """A model for data of one's own, by default a small MLP, with initial values that are fixed by the seed.
+
+    For windows of series it is an MLP of changes since the last reading.
+    """
+    forecasts = isinstance(federation.task, Forecasting) and federation.x.ndim == 3
+    name = name or ("changes-mlp" if forecasts else "mlp")
     part, _ = make(MODELS, {"name": name, **(settings or {})}, "model", given=2)
     return build_model(part, seed, federation.x.shape[1:], federation.outputs, federation.columns)
 
@@ -335,7 +340,8 @@ def override(table: Table, overrides: list[str]) -> Table:
             for key in [key for key in inner if ".".join([*outer, key]) not in requested]:
                 del inner[key]
         inner[last] = parsed
-    if (now := _dataset_in(table)) != before and (now in OWNED or plugins.is_path(now)):
+    now = _dataset_in(table)
+    if now != before and isinstance(now, str) and (now in OWNED or plugins.is_path(now)):
         federation = table["federation"]
         if not any(key.startswith("federation.partition") for key in requested):
             federation.pop("partition", None)
@@ -457,7 +463,7 @@ def resolve(raw: Table) -> Experiment:
     """
     federation = table_of(raw, "federation", "")
     dataset, dataset_table = make(DATASETS, federation.get("dataset"), "federation.dataset", given=1)
-    parts = learning(_name_model(raw, dataset_table["name"]), frozenset({"federation", "attack", WHERE}))
+    parts = learning(_name_model(raw, dataset_table), frozenset({"federation", "attack", WHERE}))
     check_keys(
         federation,
         {"dataset", "clients", "partition", "split", "graph", "task", "newcomers", "scored", *BY_CLASS},
@@ -506,12 +512,12 @@ def resolve(raw: Table) -> Experiment:
     )
 
 
-def _name_model(raw: Table, dataset: str) -> Table:
+def _name_model(raw: Table, dataset: Table) -> Table:
     """The raw config, with the usual model where the data are the user's own and it names none."""
     model = raw.get("model", {})
-    if not _is_yours(dataset) or not isinstance(model, dict):
+    if not _is_yours(dataset["name"]) or not isinstance(model, dict):
         return raw
-    return raw | {"model": {"name": YOURS.get(dataset, "mlp"), **model}}
+    return raw | {"model": {"name": usual_model(dataset), **model}}
 
 
 class AskedTask(NamedTuple):

@@ -13,7 +13,7 @@ from ...core.engine import Rounds
 from ...core.metrics import effective_rows
 from ...core.tasks import Classification, Counts, Forecasting, Quantiles, Regression
 from ...data.datasets import DATASETS
-from ...data.datasets.your_files import is_table
+from ...data.datasets.your_files import is_table, usual_model
 from ...data.federation import Federation, list_owned
 from ...data.split import SPLITS
 from ...data.tables.cell_warnings import describe_odd_units
@@ -30,7 +30,7 @@ from ...errors import FEW, SHOWN, UsageError, list_names, several, some
 from ...methods.solved import SUITED
 from ...verdict.verdict import plain
 from .experiment import CLIP, Experiment, Table, find_name, override
-from .parts import make
+from .parts import make, table_of
 
 GROWING = Rounds(207, evaluate_every=10, patience=0.5)  # of 200 trees; a round counts bins, or finishes a tree
 SMALL = 10  # fewer rows of a client say little about what it gains
@@ -60,15 +60,14 @@ def config(
     targets = [name.strip() for name in target.split(",")] if several else target
     settings = {"name": kind_of(path), "path": str(path), "client": client, "target": targets, "least": LEAST}
     settings |= {"query": query} if query else {}
-    method = str(find_name(override({}, overrides).get("method")))
-    usual: Table = {"model": {"name": SUITED.get(method, "mlp")}, "training": {"clip": CLIP}}
+    given = override({"federation": {"dataset": settings}}, overrides)
+    method = str(find_name(given.get("method")))
+    name = SUITED.get(method, usual_model(settings | {"past": _dataset_of(given, path).get("past")}))
+    usual: Table = {"model": {"name": name}, "training": {"clip": CLIP}}
     if method == "personal-boosting":
         usual |= {"rounds": GROWING.count, "evaluate_every": GROWING.evaluate_every, "patience": GROWING.patience}
     raw = override({"federation": {"dataset": settings}, **usual}, overrides)
-    settings = raw["federation"]["dataset"]
-    if not is_table(settings["name"]) or settings["path"] != str(path):
-        raise UsageError(f"the data are {path}; leave federation.dataset.name and federation.dataset.path out")
-    reader: TableReader = make(DATASETS, settings, "federation.dataset", given=1)[0]
+    reader: TableReader = make(DATASETS, _dataset_of(raw, path), "federation.dataset", given=1)[0]
     frame = frame.with_joined(reader.client_column)
     used = [name for name in (reader.client_column, reader.time, reader.weight) if name]
     frame.need([*used, *reader.targets, *reader.features])
@@ -76,6 +75,14 @@ def config(
     frame.need([*reader.formats.text])
     _check_clients(frame, reader)
     return raw
+
+
+def _dataset_of(raw: Table, path: str | Path) -> Table:
+    """The settings of the data set; raises UsageError if they are of other data than the table's."""
+    settings = table_of(table_of(raw, "federation", ""), "dataset", "federation.")
+    if not is_table(settings.get("name", "")) or settings.get("path") != str(path):
+        raise UsageError(f"the data are {path}; leave federation.dataset.name and federation.dataset.path out")
+    return settings
 
 
 def _why_unnamed(frame: Frame, client: str, target: str) -> str:
