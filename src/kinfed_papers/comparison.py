@@ -85,7 +85,9 @@ def compare(
     of, is_share = deviation
     sizes = [abs(mine[seed]) + abs(other[seed]) for seed in differences]
     error = of * math.hypot(1, factor) * (max(sizes, default=0.0) / 2 if is_share else 1)
-    return Comparison(where, metric, differences, error, margin, bool(differences) and set(mine) != set(other))
+    return Comparison(
+        where, metric, differences, error=error, margin=margin, left_out=bool(differences) and set(mine) != set(other)
+    )
 
 
 def against(some: Sequence[Comparison]) -> list[Comparison]:

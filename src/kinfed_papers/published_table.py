@@ -154,18 +154,18 @@ def load(name: str) -> Protocol:
         shown = [row for row in shown if row.name not in nowhere]
     return Protocol(
         name,
-        table["title"],
-        f"{paper['source']}, {table['where']}",
-        table.get("seeds", paper["seeds"]),
-        paper["spread"],
-        {row.name: row for row in sorted(shown, key=lambda row: order.get(row.printed, len(order)))},
-        columns,
-        [*paper.get("notes", []), *table.get("notes", [])],
-        shared,
-        numbers,
-        others,
-        paper.get("compares", {}),
-        shared_scoring,
+        title=table["title"],
+        source=f"{paper['source']}, {table['where']}",
+        seeds=table.get("seeds", paper["seeds"]),
+        spread=paper["spread"],
+        rows={row.name: row for row in sorted(shown, key=lambda row: order.get(row.printed, len(order)))},
+        columns=columns,
+        notes=[*paper.get("notes", []), *table.get("notes", [])],
+        experiment=shared,
+        numbers=numbers,
+        others=others,
+        compares=paper.get("compares", {}),
+        scoring=shared_scoring,
     )
 
 

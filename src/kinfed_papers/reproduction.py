@@ -382,12 +382,12 @@ class Reproduction:
                 column,
                 row,
                 metric,
-                self.protocol.numbers.get((column.dataset, column.setting, row.printed, metric)),
-                measured.values[metric],
-                fmean(measured.deviations[metric]) if measured.deviations[metric] else None,
-                tuple(dict.fromkeys(flags)),
-                measured.status,
-                fmean(measured.seconds) if measured.seconds else None,
+                paper=self.protocol.numbers.get((column.dataset, column.setting, row.printed, metric)),
+                by_seed=measured.values[metric],
+                over_clients=fmean(measured.deviations[metric]) if measured.deviations[metric] else None,
+                flags=tuple(dict.fromkeys(flags)),
+                status=measured.status,
+                seconds=fmean(measured.seconds) if measured.seconds else None,
             )
             for metric in self.protocol.metrics(column)
         ]

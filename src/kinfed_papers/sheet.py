@@ -82,13 +82,13 @@ def sheet(
     if len(shown) > 1 and {tuple(cells[0] for cells in group.rows) for group in shown} == {(shown[0].rows[0][0],)}:
         headings, shown = ("figure", *headings[1:]), [_of_one_method(shown)]
     return Sheet(
-        f"{made.protocol.name}: {made.protocol.title}",
-        made.protocol.source,
-        [*_protocols(made, lines), *describe_scoring(made.protocol.rows.values()), *made.protocol.notes],
-        headings,
-        shown,
-        list(claims),
-        [*_legend(made, lines), *made_with, *(f"[{number}] {note}." for note, number in notes.items())],
+        title=f"{made.protocol.name}: {made.protocol.title}",
+        source=made.protocol.source,
+        protocol=[*_protocols(made, lines), *describe_scoring(made.protocol.rows.values()), *made.protocol.notes],
+        headings=headings,
+        groups=shown,
+        claims=list(claims),
+        legend=[*_legend(made, lines), *made_with, *(f"[{number}] {note}." for note, number in notes.items())],
     )
 
 

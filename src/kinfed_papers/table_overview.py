@@ -34,16 +34,16 @@ def overview(path: Path, lines: Lines) -> Front:
     is_scaled = any(flag.startswith("scaled") for flag in flags)
     ranks = path / "statistics" / "ranks.png"
     return Front(
-        source,
-        f"{name}: {title}" if title else name,
-        f"{lead}.",
-        [*_matrices(lines), *_claims(name, path, flags), *(_spell_letters(grid, grids) for grid in over)],
-        [grid for grid in grids if grid not in over],
-        [("Scaled", "Fewer rounds and examples than in the paper.")] if is_scaled else [],
-        [f"{flag}: {FLAGS[flag]}" for flag in flags if flag in FLAGS],
-        list(_columns(path, name, measured)),
-        ranks if ranks.is_file() else None,
-        "Mean ranks of the methods over columns; those that a bar joins do not differ.",
+        about=source,
+        headline=f"{name}: {title}" if title else name,
+        lead=f"{lead}.",
+        tables=[*_matrices(lines), *_claims(name, path, flags), *(_spell_letters(grid, grids) for grid in over)],
+        folded=[grid for grid in grids if grid not in over],
+        cautions=[("Scaled", "Fewer rounds and examples than in the paper.")] if is_scaled else [],
+        notes=[f"{flag}: {FLAGS[flag]}" for flag in flags if flag in FLAGS],
+        parts=list(_columns(path, name, measured)),
+        picture=ranks if ranks.is_file() else None,
+        described="Mean ranks of the methods over columns; those that a bar joins do not differ.",
     )
 
 

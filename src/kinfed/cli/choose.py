@@ -78,13 +78,13 @@ def _choose(args: argparse.Namespace, console: Console) -> None:
             raise UsageError(f"{key} is a setting of a method that is no candidate; name it with --method")
     args.overrides = [override for override in args.overrides if override.partition("=")[0] not in grid]
     request = Request(
-        table_options.read(args.source, args),
-        args.out or Path("choices") / time.strftime("%Y-%m-%d-%H%M%S"),
-        args.data_dir,
-        args.budget,
-        methods,
-        args.jobs,
-        grid,
+        table=table_options.read(args.source, args),
+        out=args.out or Path("choices") / time.strftime("%Y-%m-%d-%H%M%S"),
+        data_dir=args.data_dir,
+        budget=args.budget,
+        methods=methods,
+        jobs=args.jobs,
+        grid=grid,
         **table_options.door(args),
     )
     choose_for(request, args, console)

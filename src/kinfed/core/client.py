@@ -119,7 +119,9 @@ class Client:
         tag, rows, _, sizes, _ = self.member = member
         self.tag, self.round, self.model, self.task, self.training = tag, round, model, task, training
         self.seed, self._pool, self._rows, self._trainers, self._draws = seed, pool, rows, trainers, 0
-        self.shuffler = Shuffler(pool, rows["train"], sizes, tag, round, seed, model.theta.dtype, halt)
+        self.shuffler = Shuffler(
+            pool, rows=rows["train"], sizes=sizes, tag=tag, round=round, seed=seed, dtype=model.theta.dtype, halt=halt
+        )
 
     @property
     def size(self) -> Tensor:
@@ -275,7 +277,12 @@ class Client:
         draw = self._draw(epochs, steps, again=again)
         optimiser = optimiser or self.training.optimiser
         clip = min(clip, self.training.clip)
-        return self._trainers.train(self, Request(theta, names, draw, optimiser, penalty, objective, clip))
+        return self._trainers.train(
+            self,
+            Request(
+                theta, moving=names, draw=draw, optimiser=optimiser, penalty=penalty, objective=objective, clip=clip
+            ),
+        )
 
     def pass_over(self, theta: Tensor, batch: Batch) -> dict[str, Tensor]:
         """The running statistics after a training pass over a batch at theta: [d]; none if the model has none."""

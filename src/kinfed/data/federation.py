@@ -234,7 +234,17 @@ class Federation:
         relation = None if graph is None else Graph(tensor_of(graph, "graph").float().cpu(), "given")
         steps = None if time is None else _steps(time, len(pool))
         owners, index_of = tuple(map(str, names)), torch.from_numpy(index)
-        dataset = Dataset(pool, target, task, classes, index_of, relation, owners, time=steps, stratify=True)
+        dataset = Dataset(
+            x=pool,
+            y=target,
+            task=task,
+            classes=classes,
+            client=index_of,
+            graph=relation,
+            owners=owners,
+            time=steps,
+            stratify=True,
+        )
         if weights is not None:
             dataset = with_weights(dataset, weights)
         return divide(dataset, rows_by_owner(dataset), Split() if split is None else split, seed)
@@ -365,21 +375,21 @@ def divide(
     if split.shuffle and dataset.past + dataset.span > 1:
         caution = "windows were split at random, so those tested on share readings with those trained on"
     return Federation(
-        dataset.x,
-        dataset.y,
-        rows,
-        dataset.task,
-        names,
-        dataset.graph,
-        groups,
-        dataset.classes,
-        caution,
-        dataset.scale,
-        in_order,
-        dataset.columns,
-        dataset.places if dataset.owners else None,
-        dataset.blocks,
-        dataset.weights,
+        x=dataset.x,
+        y=dataset.y,
+        rows=rows,
+        task=dataset.task,
+        names=names,
+        graph=dataset.graph,
+        groups=groups,
+        classes=dataset.classes,
+        caution=caution,
+        scale=dataset.scale,
+        in_order=in_order,
+        columns=dataset.columns,
+        places=dataset.places if dataset.owners else None,
+        blocks=dataset.blocks,
+        weights=dataset.weights,
     )
 
 

@@ -175,7 +175,14 @@ def trees(
         raise UsageError(f"trees: an example needs an axis or more, none of them empty; got shape {list(shape)}")
     if trees < 1 or not 1 <= depth <= DEEPEST:
         raise UsageError(f"trees: needs a tree or more of 1 to {DEEPEST} levels; got trees={trees}, depth={depth}")
-    return Trees(math.prod(shape), classes, trees, depth, find_holes(columns), find_monotone(columns, monotone))
+    return Trees(
+        inputs=math.prod(shape),
+        outputs=classes,
+        trees=trees,
+        depth=depth,
+        holes=find_holes(columns),
+        monotone=find_monotone(columns, monotone),
+    )
 
 
 def find_holes(columns: Description | None) -> list[tuple[int, int]]:

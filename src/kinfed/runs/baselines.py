@@ -282,7 +282,14 @@ def _baseline(federation: Federation, model: StandardModel, by: str) -> Baseline
     means = {}
     for name, scores in examples.items():
         means[name] = float(np.nanmean(scores)) if np.isfinite(scores).any() else math.nan
-    return Baseline(model.name, model.pools, model.pools, validation, Tested(means, examples), model.form)
+    return Baseline(
+        name=model.name,
+        pools=model.pools,
+        needs_rows=model.pools,
+        validation=validation,
+        tested=Tested(means, examples),
+        form=model.form,
+    )
 
 
 def _by_client(federation: Federation, model: StandardModel, split: str) -> tuple[list[Tensor], list[Tensor]]:

@@ -76,12 +76,28 @@ class Answers:
             if targets[0].classes:
                 return cls(names, targets[0].classes)
             mean, deviation = (tuple(getattr(target, part) for target in targets) for part in ("mean", "deviation"))
-            return cls(names) if plain else cls(names, (), mean, deviation, counts, (), read_bounds(description))
+            return (
+                cls(names)
+                if plain
+                else cls(
+                    targets=names,
+                    classes=(),
+                    mean=mean,
+                    deviation=deviation,
+                    counts=counts,
+                    quantiles=(),
+                    bounds=read_bounds(description),
+                )
+            )
         if len(scales := list(scale.get("targets", {}).values())) == 1:
             name = scale.get("series", {}).get("target", "reading")
             count = summary.data.outputs or 1
             mean, deviation = ((scales[0][part],) * count for part in ("mean", "deviation"))
-            return cls((name,)) if plain else cls((name,), (), mean, deviation, False, quantiles)
+            return (
+                cls((name,))
+                if plain
+                else cls(targets=(name,), classes=(), mean=mean, deviation=deviation, counts=False, quantiles=quantiles)
+            )
         if summary.metric.name not in get_args(Scored):
             return cls()
         classes = summary.data.classes
@@ -209,7 +225,18 @@ class Predictor:
         answers = Answers.from_summary(summary, description)
         kept, client = lru_cache(KEPT)(module), client or only(names, description)
         shape = tuple(summary.data.shape)
-        return cls(names, client, shape, answers, kept, source, description, series, readings, unknown)
+        return cls(
+            names,
+            client,
+            shape,
+            answers=answers,
+            module=kept,
+            source=source,
+            description=description,
+            series=series,
+            readings=readings,
+            unknown=unknown,
+        )
 
     def of_client(self, client: str | None) -> "Predictor":
         """The same, answering with the model of another client; None: of the client that each row names."""

@@ -138,4 +138,11 @@ def read_relations(path: Path, selected: int) -> Relations:
             if "selected" in file:
                 kept[rounds == selected] = file["selected"]
         at = int(next(iter(np.flatnonzero(rounds == selected)), -1))
-        return Relations(rounds, kept, file["layers"].tolist(), str(file["origin"]), at, file["clients"].tolist())
+        return Relations(
+            rounds,
+            kept,
+            layers=file["layers"].tolist(),
+            origin=str(file["origin"]),
+            selected=at,
+            clients=file["clients"].tolist(),
+        )

@@ -113,7 +113,17 @@ class _Data:
         features = federation.x.shape[-1] if federation.x.ndim == 3 else 1
         dated = features > 1 and "covariates" not in federation.scale
         levels = task.quantiles if isinstance(task, Quantiles) else ()
-        return cls(x, y, who, weight, len(federation), find_holes(federation.columns), features, dated, levels)
+        return cls(
+            x,
+            y,
+            who,
+            weight=weight,
+            clients=len(federation),
+            holes=find_holes(federation.columns),
+            features=features,
+            dated=dated,
+            levels=levels,
+        )
 
     @property
     def splits(self) -> list[str]:

@@ -109,16 +109,16 @@ class Request:
         solved, standard = (candidate_models(federation), standard_forms(federation)) if models else ((), ())
         return Arena(
             federation,
-            partial(made.module, federation),
-            self.out / CANDIDATES,
-            self._modules(federation, solved),
-            self._modules(federation, standard),
-            made.rounds,
-            made.training,
-            made.participation,
-            made.seed,
-            execution,
-            made.baselines,
+            module=partial(made.module, federation),
+            folder=self.out / CANDIDATES,
+            models=self._modules(federation, solved),
+            standard=self._modules(federation, standard),
+            rounds=made.rounds,
+            training=made.training,
+            participation=made.participation,
+            seed=made.seed,
+            execution=execution,
+            baselines=made.baselines,
         )
 
     def _modules(self, federation: Federation, names: Sequence[str]) -> dict[str, Callable[[int], nn.Module]]:

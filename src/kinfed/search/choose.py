@@ -337,7 +337,17 @@ def _list_solved(arena: Arena) -> list[Candidate]:
     for model, form in tried:
         settings = tuple(f"{key}={value}" for key, value in form.items())
         full, method = ",".join([name, model, *settings]), KNOWN[name](**form)
-        made.append(Candidate(full, name, method, arena.training, settings, model, Rounds(most, most)))
+        made.append(
+            Candidate(
+                name=full,
+                method_name=name,
+                method=method,
+                training=arena.training,
+                settings=settings,
+                model=model,
+                own_rounds=Rounds(most, most),
+            )
+        )
     return made
 
 
@@ -346,7 +356,17 @@ def _list_boosted(arena: Arena) -> list[Candidate]:
     if GROWN not in arena.models:
         return []
     name = "personal-boosting"
-    return [Candidate(f"{name},{GROWN}", name, KNOWN[name](), arena.training, (), GROWN, GROWING)]
+    return [
+        Candidate(
+            name=f"{name},{GROWN}",
+            method_name=name,
+            method=KNOWN[name](),
+            training=arena.training,
+            settings=(),
+            model=GROWN,
+            own_rounds=GROWING,
+        )
+    ]
 
 
 def carry_out(
@@ -450,14 +470,14 @@ def _list_standard(arena: Arena, standard: Sequence[Baseline], sign: float) -> l
         model, penalty = baseline.form
         settings = (f"penalty={penalty}",) if model == "linear" else ()
         candidate = Candidate(
-            ",".join([STANDARD, model, *settings]),
-            STANDARD,
-            KNOWN[STANDARD](penalty=penalty),
-            arena.training,
-            settings,
-            specs[model],
-            Rounds(1, 1),
-            baseline.name,
+            name=",".join([STANDARD, model, *settings]),
+            method_name=STANDARD,
+            method=KNOWN[STANDARD](penalty=penalty),
+            training=arena.training,
+            settings=settings,
+            model=specs[model],
+            own_rounds=Rounds(1, 1),
+            title=baseline.name,
         )
         scores = [sign * baseline.validation.get(name, math.nan) for name in arena.federation.names]
         stood.append(Standing(candidate, arena.rounds.count, np.array([scores])))
@@ -576,10 +596,10 @@ def merge_tested(runs: Mapping[str, TrainedRun], answers: Mapping[str, str]) -> 
     examples = {kind: tested_run.examples for kind, tested_run in tested.items()}
     by_example = {name: of_run[name] for name, kind in answers.items() if (of_run := examples[kind]) is not None}
     return Tested(
-        {name: tested[kind].means[name] for name, kind in answers.items()},
-        by_example if len(by_example) == len(answers) else None,
-        tested["kin"].leaking,
-        tested["kin"].blocks,
-        tested["kin"].declared,
-        tested["kin"].totals,
+        means={name: tested[kind].means[name] for name, kind in answers.items()},
+        examples=by_example if len(by_example) == len(answers) else None,
+        leaking=tested["kin"].leaking,
+        blocks=tested["kin"].blocks,
+        declared=tested["kin"].declared,
+        totals=tested["kin"].totals,
     )

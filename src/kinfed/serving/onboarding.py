@@ -211,7 +211,9 @@ def onboard(frozen: FrozenServer, newcomer: Newcomer, count: int, rounds: int | 
         result[SHARED] = frozen.score(newcomer, lambda x: frozen.bare(theta, x))
         if count:
             result[SHARED + TUNED] = frozen.score_tuned(newcomer, count, theta, frozen.bare)
-    return Outcome(newcomer.name, count, result, personal, best, newcomer.scales)
+    return Outcome(
+        client=newcomer.name, shots=count, scores=result, personal=personal, existing=best, scales=newcomer.scales
+    )
 
 
 def write(frozen: FrozenServer, outcomes: Sequence[Outcome], folder: RunFolder) -> None:

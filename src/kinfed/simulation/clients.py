@@ -59,7 +59,17 @@ class Clients:
         halt: threading.Event | None = None,
     ) -> Client:
         """A client as its program sees itself."""
-        return Client(member, round, self.seed, model, self.task, training, self.pool, trainers, halt)
+        return Client(
+            member,
+            round,
+            seed=self.seed,
+            model=model,
+            task=self.task,
+            training=training,
+            pool=self.pool,
+            trainers=trainers,
+            halt=halt,
+        )
 
     def several(self, ids: Tensor) -> Member:
         """The clients ids: [k] at once: tags, rows and noise are tables, [k, ...], to be batched over."""

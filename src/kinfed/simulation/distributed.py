@@ -135,14 +135,14 @@ class Distributed:
         gathered = self._gather(self._everyone, (local.sizes, local.client_statistics, weights), everywhere=True)
         sizes, statistics, weights = gathered
         return Roster(
-            local.theta,
-            local.layout,
-            sizes,
-            local.training,
-            local.seed,
-            tags(self.names).to(self.device),
-            graph,
-            statistics,
+            theta=local.theta,
+            layout=local.layout,
+            sizes=sizes,
+            training=local.training,
+            seed=local.seed,
+            tags=tags(self.names).to(self.device),
+            graph=graph,
+            client_statistics=statistics,
             task=local.task,
             example_weights=None if local.example_weights is None else weights,
             columns=local.columns,

@@ -84,12 +84,12 @@ class Simulation:
             self.model = model.twin()  # the caller's model stays unchanged
             self.model.bf16 = True
         self.clients = Clients(
-            federation.names,
-            tags(federation.names).to(self.device),
-            _set_aside(federation, method, seed),
-            Pool(federation.x, federation.y, federation.weights),
-            federation.task,
-            seed,
+            names=federation.names,
+            tags=tags(federation.names).to(self.device),
+            rows=_set_aside(federation, method, seed),
+            pool=Pool(federation.x, federation.y, federation.weights),
+            task=federation.task,
+            seed=seed,
         )
         if self.device.type != "cpu":
             workers = 1  # others share its one stream
@@ -185,14 +185,14 @@ class Simulation:
     def roster(self, graph: Any = None) -> Roster:
         """What the server knows before round 1."""
         return Roster(
-            self.model.theta,
-            self.model.layout,
-            self.sizes,
-            self.training,
-            self.seed,
-            self.clients.tags,
-            graph,
-            self.client_statistics(),
+            theta=self.model.theta,
+            layout=self.model.layout,
+            sizes=self.sizes,
+            training=self.training,
+            seed=self.seed,
+            tags=self.clients.tags,
+            graph=graph,
+            client_statistics=self.client_statistics(),
             task=self.task,
             example_weights=self.weights,
             columns=() if self._columns is None else tuple(self._columns.sources),

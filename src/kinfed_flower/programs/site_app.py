@@ -78,7 +78,16 @@ def _site(node: Mapping[str, Any], run: Mapping[str, Any]) -> Site:
     policy = Policy(runs="any") if is_simulated else None
     if rules:
         policy = Policy.read(Path(rules))
-    return Site(name, Path(data), folder, device, replace(reading, **settings), code, _print, policy)
+    return Site(
+        name,
+        data=Path(data),
+        folder=folder,
+        device=device,
+        reading=replace(reading, **settings),
+        code=code,
+        report=_print,
+        policy=policy,
+    )
 
 
 def _print(text: str) -> None:

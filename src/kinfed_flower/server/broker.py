@@ -145,7 +145,15 @@ class Broker:
         begin = time.monotonic()
         busy = {flight.client for flight in self.traffic.flights.values()}
         decisive = set(messages) if counted is None else set(counted)
-        request = _Request(messages, needed, decisive, problem, begin, messages.keys() & busy, warned=self.deadline)
+        request = _Request(
+            messages,
+            needed,
+            counted=decisive,
+            problem=problem,
+            begin=begin,
+            behind=messages.keys() & busy,
+            warned=self.deadline,
+        )
         self._request = request
         while request.waiting and not self._advance(kind, request):
             time.sleep(self.poll)

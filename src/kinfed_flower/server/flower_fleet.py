@@ -240,12 +240,12 @@ class FlowerFleet:
         statistics = [trees.unpack(reply.arrays, like, "client_statistics/") for reply in replies.values()]
         zeros = torch.zeros(len(replies), dtype=torch.int64)
         new = FleetState(
-            torch.tensor([reply.fields["size"] for reply in replies.values()]),
-            zeros - 1,
-            zeros,
-            zeros.bool(),
-            tree_map(lambda *leaves: torch.stack(leaves), *statistics),
-            torch.zeros(0, dtype=torch.uint8),
+            sizes=torch.tensor([reply.fields["size"] for reply in replies.values()]),
+            accepted=zeros - 1,
+            missed=zeros,
+            replied=zeros.bool(),
+            client_statistics=tree_map(lambda *leaves: torch.stack(leaves), *statistics),
+            notes=torch.zeros(0, dtype=torch.uint8),
         )
         self.state = tree_map(lambda a, b: torch.cat((a, b)), self.state, new) if self.names else new
         self.notes.weights |= {n: float(r.fields["weight"]) for n, r in replies.items() if "weight" in r.fields}

@@ -270,7 +270,14 @@ class _Run:
     def _restore(self) -> None:
         """Take up a run after its last complete round, once enough of its sites are connected."""
         fleet, path, empty = self.fleet, self.folder.checkpoint, torch.zeros(0)
-        like = FleetState(empty, empty, empty, empty, fleet.dry_run.client_statistics, empty)
+        like = FleetState(
+            sizes=empty,
+            accepted=empty,
+            missed=empty,
+            replied=empty,
+            client_statistics=fleet.dry_run.client_statistics,
+            notes=empty,
+        )
         fleet.restore(checkpoint.load(path, (), like, self.history).state)
         self.history.names = tuple(fleet.names)
         self.roster = self._roster()
@@ -352,14 +359,14 @@ class _Run:
             counted = bound_claims(claims, bound, self.log, *effect)
             weights = torch.tensor([*counted.values()], dtype=torch.get_default_dtype())
         return Roster(
-            self.model.theta,
-            self.model.layout,
-            torch.tensor([*sizes.values()]),
-            self.planned.learning.training,
-            self.planned.learning.seed,
-            tags(self.fleet.names),
-            plan.graph_of(self.facts.get("graph"), len(self.fleet.names)),
-            self.fleet.state.client_statistics,
+            theta=self.model.theta,
+            layout=self.model.layout,
+            sizes=torch.tensor([*sizes.values()]),
+            training=self.planned.learning.training,
+            seed=self.planned.learning.seed,
+            tags=tags(self.fleet.names),
+            graph=plan.graph_of(self.facts.get("graph"), len(self.fleet.names)),
+            client_statistics=self.fleet.state.client_statistics,
             task=self.task,
             example_weights=weights,
             columns=self.planned.columns(self.facts.get("description")),

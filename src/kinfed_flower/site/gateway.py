@@ -101,15 +101,15 @@ class Gateway:
         trusted = policy.members if policy else ""
         self.sites = {
             client: Site(
-                client,
-                path,
-                folder,
-                device,
-                client_reading,
-                code,
-                self._teller(client),
-                policy,
-                MaskedRounds(client, key, trusted),
+                name=client,
+                data=path,
+                folder=folder,
+                device=device,
+                reading=client_reading,
+                code=code,
+                report=self._teller(client),
+                policy=policy,
+                masks=MaskedRounds(client, key, trusted),
             )
             for client, path in files.items()
         }

@@ -89,13 +89,13 @@ class ExperimentFolder:
             fields = json.loads(text["state"])
             trees = Message(fields["structures"], arrays)
             return SiteState(
-                messages.take(trees, "base"),
-                messages.take(trees, "state"),
-                messages.round_of(fields, "accepted"),
-                messages.round_of(fields, "trained"),
-                str(fields["digest"]),
-                Message(dict(fields["reply"]), reply),
-                {
+                base=messages.take(trees, "base"),
+                state=messages.take(trees, "state"),
+                accepted=messages.round_of(fields, "accepted"),
+                trained=messages.round_of(fields, "trained"),
+                digest=str(fields["digest"]),
+                reply=Message(dict(fields["reply"]), reply),
+                forms={
                     part: {n: [str(d), list(s)] for n, (d, s) in forms.items()}
                     for part, forms in fields["forms"].items()
                 },

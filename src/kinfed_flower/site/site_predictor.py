@@ -66,7 +66,16 @@ def predictor_at(folder: Path, interval: float | None = None) -> Predictor:
     module, source = model_of(folder, planned, fields)
     answers = _answers(fields, columns, series)
     shape = tuple(fields["shape"])
-    predictor = Predictor([client], client, shape, answers, lambda _: module, lambda _: source, columns, series)
+    predictor = Predictor(
+        names=[client],
+        client=client,
+        shape=shape,
+        answers=answers,
+        module=lambda _: module,
+        source=lambda _: source,
+        description=columns,
+        series=series,
+    )
     return predictor if interval is None else predictor.with_kept_intervals(folder / ERRORS, interval)
 
 
@@ -100,11 +109,26 @@ def _answers(fields: Fields, description: Description | None, series: Series | N
     if series is not None:
         count = fields["outputs"]
         quantiles = task.quantiles if isinstance(task, Quantiles) else ()
-        return Answers((series.target,), (), (series.mean,) * count, (series.deviation,) * count, False, quantiles)
+        return Answers(
+            targets=(series.target,),
+            classes=(),
+            mean=(series.mean,) * count,
+            deviation=(series.deviation,) * count,
+            counts=False,
+            quantiles=quantiles,
+        )
     if description is None:
         return Answers((), tuple(map(str, range(task.classes)))) if isinstance(task, Classification) else Answers()
     names = tuple(target.name for target in description.targets)
     if classes := description.targets[0].classes:
         return Answers(names, classes)
     mean, deviation = (tuple(getattr(target, part) for target in description.targets) for part in ("mean", "deviation"))
-    return Answers(names, (), mean, deviation, isinstance(task, Counts), (), read_bounds(description))
+    return Answers(
+        targets=names,
+        classes=(),
+        mean=mean,
+        deviation=deviation,
+        counts=isinstance(task, Counts),
+        quantiles=(),
+        bounds=read_bounds(description),
+    )

@@ -129,17 +129,17 @@ class SiteSeries(OwnTable):
         """The columns and the pace that the sites agreed on."""
         reading = self.reading
         return Series(
-            "",
-            reading.time,
-            reading.target,
-            reading.past,
-            reading.horizon,
-            clock.length if clock.paced else None,
-            bool(agreed["dated"]),
-            tuple(agreed["calendar"]),
-            dict(agreed["inputs"]),
-            tuple(agreed["future"]),
-            tuple(agreed["static"]),
+            client="",
+            time=reading.time,
+            target=reading.target,
+            past=reading.past,
+            horizon=reading.horizon,
+            step=clock.length if clock.paced else None,
+            dated=bool(agreed["dated"]),
+            calendar=tuple(agreed["calendar"]),
+            kinds=dict(agreed["inputs"]),
+            future=tuple(agreed["future"]),
+            static=tuple(agreed["static"]),
         )
 
     def _windows(self, agreed: Fields) -> Dataset:

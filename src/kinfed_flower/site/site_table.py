@@ -104,7 +104,19 @@ class SiteTable(OwnTable):
         in_order = self._times is not None and not split.shuffle
         weight = self.reading.weight
         weights = torch.from_numpy(self.frame[weight].weights()[used]).float() if weight else None
-        data = Federation(x, y, rows, task, (self.name,), None, None, classes, "", description.scale(), in_order)
+        data = Federation(
+            x,
+            y,
+            rows,
+            task=task,
+            names=(self.name,),
+            graph=None,
+            groups=None,
+            classes=classes,
+            caution="",
+            scale=description.scale(),
+            in_order=in_order,
+        )
         return replace(data, blocks=blocks, weights=weights)
 
     def describe_reading(self, fields: Fields, federation: Federation) -> Fields:

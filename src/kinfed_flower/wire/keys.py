@@ -144,7 +144,17 @@ def is_shown(certificate: Path, address: str) -> bool:
 def _make_authority(folder: Path) -> None:
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "kinfed federation")])
-    usage = x509.KeyUsage(False, False, False, False, False, True, True, False, False)  # certificates and their recall
+    usage = x509.KeyUsage(
+        digital_signature=False,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=True,
+        crl_sign=True,
+        encipher_only=False,
+        decipher_only=False,
+    )  # certificates and their recall
     built = _certificate(name, name, key.public_key(), _now() + AUTHORITY * YEAR)
     built = built.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
     built = built.add_extension(usage, critical=True)
@@ -159,7 +169,17 @@ def _certify_server(folder: Path, names: Sequence[x509.GeneralName]) -> None:
     signer = serialization.load_pem_private_key((folder / "ca.key").read_bytes(), None)
     assert isinstance(signer, ec.EllipticCurvePrivateKey)
     key = ec.generate_private_key(ec.SECP256R1())
-    usage = x509.KeyUsage(True, False, False, False, False, False, False, False, False)  # signatures
+    usage = x509.KeyUsage(
+        digital_signature=True,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=False,
+        crl_sign=False,
+        encipher_only=False,
+        decipher_only=False,
+    )  # signatures
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "kinfed server")])
     end = min(_now() + SERVER * YEAR, authority.not_valid_after_utc)
     built = _certificate(authority.subject, name, key.public_key(), end)

@@ -94,14 +94,14 @@ def read(args: argparse.Namespace) -> Reproduction:
     scaled = f"-scaled-{args.scale:g}" if args.scale < 1 else ""
     scaled += f"-{plugins.short_name(args.model)}" if args.model else ""
     return Reproduction(
-        published_table.load(args.table),
-        args.out or Path("reproductions") / f"{args.table}{scaled}",
-        args.data_dir,
-        [name for name in args.method.split(",") if name],
-        [name for name in args.column.split(",") if name],
-        args.seeds,
-        args.scale,
-        args.model,
+        protocol=published_table.load(args.table),
+        out=args.out or Path("reproductions") / f"{args.table}{scaled}",
+        data_dir=args.data_dir,
+        methods=[name for name in args.method.split(",") if name],
+        columns=[name for name in args.column.split(",") if name],
+        seeds=args.seeds,
+        scale=args.scale,
+        model=args.model,
     )
 
 

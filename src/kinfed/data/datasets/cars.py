@@ -31,11 +31,11 @@ def compcars(data_dir: Path | None = None) -> Dataset:
     y = labels(path, "y", arrays["y"], len(pixels), len(names))
     client = labels(path, "client", arrays["client"], len(pixels), len(graph.weights))
     return Dataset(
-        torch.from_numpy(pixels.astype(np.float32)).div_(127.5).sub_(1),
-        torch.from_numpy(y),
-        Classification(len(names)),
-        names,
-        torch.from_numpy(client),
-        graph,
-        tuple(map(str, arrays["owners"])),
+        x=torch.from_numpy(pixels.astype(np.float32)).div_(127.5).sub_(1),
+        y=torch.from_numpy(y),
+        task=Classification(len(names)),
+        classes=names,
+        client=torch.from_numpy(client),
+        graph=graph,
+        owners=tuple(map(str, arrays["owners"])),
     )

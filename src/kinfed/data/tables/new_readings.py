@@ -127,7 +127,9 @@ class Series:
         if self.covariates is not None:
             self.covariates.warn_of_new(frame, {name: raw_of(frame, name, kind) for name, kind in self.kinds.items()})
             cells = cells_of(frame, self.kinds, self.static, grid, owners.names)
-            beside = Covariates(self.client, owners.names, self.kinds, cells, at, self.future)
+            beside = Covariates(
+                client=self.client, owners=owners.names, kinds=self.kinds, cells=cells, steps=at, ahead=self.future
+            )
             channels = beside.channels(self.covariates, self.leads)
         begin, usable = _find_usable(self, frame, grid, values, all_steps, beside)
         scaled = ((carried_forward(torch.from_numpy(values), at) - self.mean) / self.deviation).nan_to_num(0)

@@ -114,13 +114,13 @@ class Description:
         """The same of a table of one client, whose columns have other names."""
         scales = {names.get(name, name): scale for name, scale in self.clients.get(client, {}).items()}
         return Description(
-            self.client,
-            tuple(replace(column, name=names.get(column.name, column.name)) for column in self.inputs),
-            tuple(replace(target, name=names.get(target.name, target.name)) for target in self.targets),
-            {client: scales} if scales else {},
-            self.formats.rename(names),
-            tuple(names.get(name, name) for name in self.dropped),
-            {names.get(name, name): limits for name, limits in self.within.items()},
+            client=self.client,
+            inputs=tuple(replace(column, name=names.get(column.name, column.name)) for column in self.inputs),
+            targets=tuple(replace(target, name=names.get(target.name, target.name)) for target in self.targets),
+            clients={client: scales} if scales else {},
+            formats=self.formats.rename(names),
+            dropped=tuple(names.get(name, name) for name in self.dropped),
+            within={names.get(name, name): limits for name, limits in self.within.items()},
         )
 
     def scale(self) -> dict[str, Any]:
@@ -244,13 +244,15 @@ class Description:
         """The description that `to_dict` made."""
         inputs = [(value["kind"], {key: value[key] for key in value if key != "kind"}) for value in values["inputs"]]
         return cls(
-            values["client"],
-            tuple(KINDS[kind](**with_tuples(value)) for kind, value in inputs),
-            tuple(Target(**with_tuples(value)) for value in values["targets"]),
-            {who: {name: Own(**scale) for name, scale in scales.items()} for who, scales in values["clients"].items()},
-            Formats(**with_tuples(values["formats"])),
-            tuple(values["dropped"]),
-            values.get("within", {}),
+            client=values["client"],
+            inputs=tuple(KINDS[kind](**with_tuples(value)) for kind, value in inputs),
+            targets=tuple(Target(**with_tuples(value)) for value in values["targets"]),
+            clients={
+                who: {name: Own(**scale) for name, scale in scales.items()} for who, scales in values["clients"].items()
+            },
+            formats=Formats(**with_tuples(values["formats"])),
+            dropped=tuple(values["dropped"]),
+            within=values.get("within", {}),
         )
 
     @classmethod

@@ -56,7 +56,16 @@ def cut_series(
     if series.kinds:
         cells = cells_of(frame, series.kinds, series.static, grid, held.names)
         steps = torch.from_numpy(clock.steps)
-        covariates = Covariates(series.client, held.names, series.kinds, cells, steps, series.future, scale, categories)
+        covariates = Covariates(
+            client=series.client,
+            owners=held.names,
+            kinds=series.kinds,
+            cells=cells,
+            steps=steps,
+            ahead=series.future,
+            scale=scale,
+            categories=categories,
+        )
         for line in describe_faults(frame, covariates, grid, readings, series.past):
             warnings.warn(line, stacklevel=5)
     weights = grid.lay_out(read_weights(frame, weight, series.client)).T if weight else None

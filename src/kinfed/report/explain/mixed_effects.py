@@ -74,22 +74,22 @@ class MixedEffects(NamedTuple):
             deviance -= 2 * float(np.linalg.slogdet(units)[1]) if lost else 0.0
         inner = units[np.ix_(shown, at)]  # [s, q]
         return cls(
-            str(folder),
-            _name_predictor(saved),
-            method,
-            names,
-            units @ estimates.fixed + origin,
-            np.sqrt(np.diagonal(units @ estimates.uncertainty @ units.T)),
-            [names[place] for place in shown],
-            inner @ estimates.covariance @ inner.T,
-            np.sqrt(np.einsum("ai,aj,ak,al,ijkl->a", inner, inner, inner, inner, estimates.spread)),
-            None if estimates.noise is None else estimates.noise * scale**2,
-            estimates.spread_of_noise * scale**2,
-            deviance,
-            int(server.size[0]),
-            rows,
-            units,
-            origin,
+            run=str(folder),
+            of=_name_predictor(saved),
+            method=method,
+            names=names,
+            fixed=units @ estimates.fixed + origin,
+            errors=np.sqrt(np.diagonal(units @ estimates.uncertainty @ units.T)),
+            random=[names[place] for place in shown],
+            covariance=inner @ estimates.covariance @ inner.T,
+            spread=np.sqrt(np.einsum("ai,aj,ak,al,ijkl->a", inner, inner, inner, inner, estimates.spread)),
+            noise=None if estimates.noise is None else estimates.noise * scale**2,
+            spread_of_noise=estimates.spread_of_noise * scale**2,
+            deviance=deviance,
+            clients=int(server.size[0]),
+            rows=rows,
+            units=units,
+            origin=origin,
         )
 
     def grids(self) -> list[Grid]:
@@ -186,13 +186,13 @@ class _Parameters(NamedTuple):
 def _read_linear(server: Any) -> _Parameters:
     """Those of numbers."""
     return _Parameters(
-        server.fixed.numpy(),
-        server.uncertainty.numpy(),
-        server.covariance.numpy(),
-        server.spread.numpy(),
-        float(server.deviance),
-        float(server.noise),
-        math.sqrt(float(server.spread_of_noise)),
+        fixed=server.fixed.numpy(),
+        uncertainty=server.uncertainty.numpy(),
+        covariance=server.covariance.numpy(),
+        spread=server.spread.numpy(),
+        deviance=float(server.deviance),
+        noise=float(server.noise),
+        spread_of_noise=math.sqrt(float(server.spread_of_noise)),
     )
 
 
@@ -200,7 +200,9 @@ def _read_generalised(method: MixedModel, server: Any) -> _Parameters:
     """Those of labels and counts."""
     estimates: Estimates = method.generalise().estimate(server)
     fixed, uncertainty, covariance, spread = (part.numpy() for part in estimates)
-    return _Parameters(fixed, uncertainty, covariance, spread, float(server.deviance), None, 0.0)
+    return _Parameters(
+        fixed, uncertainty, covariance, spread=spread, deviance=float(server.deviance), noise=None, spread_of_noise=0.0
+    )
 
 
 def _name_predictor(saved: Run) -> str:

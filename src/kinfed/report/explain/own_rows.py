@@ -46,7 +46,14 @@ class OwnRows(NamedTuple):
             return None
         places = _columns(server, saved.description, weights.shape[1])
         shown = np.stack([weights[:, at].mean(1).double().cpu().numpy() for at in places.values()], 1)
-        return cls(str(saved.folder), saved.summary.method, server.state.done, saved.names, list(places), shown)
+        return cls(
+            run=str(saved.folder),
+            method=saved.summary.method,
+            round=server.state.done,
+            clients=saved.names,
+            columns=list(places),
+            weights=shown,
+        )
 
     def grid(self, client: str) -> Grid:
         """One client's weights as a table, beside those of the others."""

@@ -141,13 +141,13 @@ class Difference:
             for measure in _compare_rows(before, after)
         )
         return Layer(
-            name,
-            int((b & ~a).sum()),
-            int((a & ~b).sum()),
-            overlap,
-            correlation,
-            _figures(before, int(a.sum())),
-            _figures(after, int(b.sum())),
+            layer=name,
+            gained=int((b & ~a).sum()),
+            lost=int((a & ~b).sum()),
+            overlap=overlap,
+            correlation=correlation,
+            before=_figures(before, int(a.sum())),
+            after=_figures(after, int(b.sum())),
         )
 
 
@@ -198,15 +198,15 @@ def diff(
     if any((layer_weights < 0).any() for layer_weights in weights):
         notes.append("some weights are negative, so rows are no distributions: no overlap, consensus or isolation")
     return Difference(
-        (str(before), str(after)),
-        (folders[0].read_summary().method, folders[1].read_summary().method),
-        (int(relations[0].rounds[places[0]]), int(relations[1].rounds[places[1]])),
-        names,
-        layers,
-        weights[0],
-        weights[1],
-        1 / (2 * len(names)) if edge is None else edge,
-        notes,
+        runs=(str(before), str(after)),
+        methods=(folders[0].read_summary().method, folders[1].read_summary().method),
+        rounds=(int(relations[0].rounds[places[0]]), int(relations[1].rounds[places[1]])),
+        clients=names,
+        layers=layers,
+        before=weights[0],
+        after=weights[1],
+        edge=1 / (2 * len(names)) if edge is None else edge,
+        notes=notes,
     )
 
 

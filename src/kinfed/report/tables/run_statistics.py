@@ -163,7 +163,17 @@ def _own_statistics(name: str, row: Row) -> RunStatistics:
     gain, lose = (int(counts.helped), int(counts.hurt)) if counts is not None else (None, None)
     scored = int(np.isfinite(scores).any(0).sum())
     interval = by.interval(scores, share=row.metric.is_share)
-    return RunStatistics(name, row.seeds, scored, interval, worst, best, gain, lose, _stages(row, names))
+    return RunStatistics(
+        name,
+        seeds=row.seeds,
+        clients=scored,
+        interval=interval,
+        worst=worst,
+        best=best,
+        gain=gain,
+        lose=lose,
+        stages=_stages(row, names),
+    )
 
 
 def _stages(row: Row, names: Sequence[str]) -> Stages | None:
