@@ -209,6 +209,24 @@ def test_series_have_their_last_value_and_their_last_season():
     assert np.abs(found["a ridge for each client"] - y[test]).max() < 0.04
 
 
+@pytest.mark.parametrize("quantiles", [(), (0.25, 0.75)])
+def test_boosting_of_a_series_that_is_higher_is_as_much_higher(quantiles):
+    """Numbers are binary fractions, so that a level is added without rounding."""
+
+    def answer(level):
+        steps = torch.randint(-3, 4, (3, 60), generator=torch.Generator().manual_seed(0)).cumsum(1) / 8 + level
+        x = torch.stack([steps[:, i : i + 6] for i in range(50)], 1).reshape(150, 6, 1)
+        y = torch.stack([steps[:, i + 6 : i + 8] for i in range(50)], 1).reshape(150, 2)
+        task = kinfed.Quantiles(quantiles=quantiles) if quantiles else kinfed.Forecasting()
+        data = Federation.from_arrays(x, y, torch.arange(150) // 50, task=task)
+        return {model.name: model.answers["test"] for model in standard_models(data)[0] if "boosting" in model.name}
+
+    low, high = answer(0.0), answer(512.0)
+    assert low
+    for name, forecasts in low.items():
+        np.testing.assert_allclose(high[name], forecasts + 512, atol=1e-9)
+
+
 def test_series_have_the_mean_at_their_time_of_day():
     """Days of four steps, noise about a level for each client and time: its mean is best, and is a mean by hand."""
     draw = np.random.default_rng(2)

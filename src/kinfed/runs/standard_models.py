@@ -9,7 +9,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple
@@ -141,6 +141,17 @@ class _Data:
             x[x[:, flag] > 0.5, place] = np.nan
         return x
 
+    def last_readings(self, split: str) -> Array:
+        """[n, 1] of each window of a series the last reading."""
+        return self.x[split][:, -self.features][:, None]
+
+    def as_changes(self) -> "_Data":
+        """The windows of series, and the readings to forecast, less the last reading, so that no level is left."""
+        x = {split: item.copy() for split, item in self.x.items()}
+        for split, item in x.items():
+            item[:, :: self.features] -= self.last_readings(split)
+        return replace(self, x=x, y={split: item - self.last_readings(split) for split, item in self.y.items()})
+
     @property
     def rows_each(self) -> float:
         """The median number of training rows of a client."""
@@ -235,16 +246,22 @@ def _of_numbers(data: _Data, forecasts: bool) -> Iterator[_Recipe]:
         large,
         "linear",
     )
+    # No tree answers beyond the levels of its training windows, so series are boosted by their changes.
+    grown = data.as_changes() if forecasts else data
+    z, change = grown.x["train"][has_target], grown.y["train"][has_target]
+    drift, usual = _client_means(change, who, data.clients, w=w), np.average(change, 0, w)
+
+    def since(answers: Answers) -> Answers:
+        """What is boosted is in the units of the forecasts again."""
+        return {split: item + data.last_readings(split) for split, item in answers.items()} if forecasts else answers
+
     if not data.too_large(BOOSTED, y.shape[1]) and data.rows_each >= FEWEST:
-        inputs = data.mark_missing("train")[has_target]
+        inputs = grown.mark_missing("train")[has_target]
+        boost = partial(fit_boosting, trees=TREES, depth=DEEPEST)
         yield _Recipe(
             f"boosting {EACH}",
             False,
-            lambda: _answers(
-                data,
-                _fit_each(inputs, y, who, w, partial(fit_boosting, trees=TREES, depth=DEEPEST), middle),
-                missing=True,
-            ),
+            lambda: since(_answers(grown, _fit_each(inputs, change, who, w, boost, usual), missing=True)),
             form="trees",
         )
     yield _Recipe(
@@ -260,7 +277,11 @@ def _of_numbers(data: _Data, forecasts: bool) -> Iterator[_Recipe]:
     yield _Recipe(
         f"boosting {POOLED}",
         True,
-        lambda: _together([_boost(data, x, y[:, h], who, mean[:, h, None], loss, w) for h in steps for loss in losses]),
+        lambda: since(
+            _together(
+                [_boost(grown, z, change[:, h], who, drift[:, h, None], loss, w) for h in steps for loss in losses]
+            )
+        ),
         large,
         quantiles=bool(data.levels),
     )
