@@ -3,9 +3,9 @@
 A client has 16 examples, drawn from one small pool. Each case runs in a process of its own, so that its peak of
 resident memory is its own, and its seconds are of CPU time. The part `rounds` has training rounds alone: an evaluation
 of everybody has to look at everybody. The part `whole` has runs with `kinfed.fit` that end with an evaluation and are
-saved. The part `lists` has twenty rounds with two evaluations, each method beside FedAvg in one process. Private states
-in files take 25 GB of disk. Writes its parts of docs/evidence/scale.md; `--most 1000` stops at so many clients and
-writes nothing.
+saved. The part `lists` has twenty rounds with two evaluations, each method beside FedAvg in one process. The part
+`everybody` has rounds of a cohort after one of everybody. Private states in files take 25 GB of disk. Writes its parts
+of docs/evidence/scale.md; `--most 1000` stops at so many clients and writes nothing.
 """
 
 import argparse
@@ -33,6 +33,7 @@ from kinfed.core.tasks import Classification
 from kinfed.methods import METHODS
 from kinfed.methods.sfl import Similarity
 from kinfed.models import MODELS
+from kinfed.relations import Nearest
 from kinfed.runs import results
 from kinfed.simulation.execution import Execution
 from kinfed.simulation.simulation import Simulation
@@ -49,6 +50,7 @@ SET: dict[str, dict] = {  # what is set for many clients
     "heurfedamp": LIST,
     "pfedgraph": LIST,
     "fedaghn": LIST,
+    "mixture": {"among": Nearest(20)},
     "sfl": {"structure": Similarity(neighbours=20)},
     "pfedgat": {"sketch": 4096},
     "panacea": {"decoder": ChunkedHeads()},
@@ -63,6 +65,7 @@ CASES = {  # that memory and an afternoon have room for, with a model of 62,006 
 WHOLE = [("fedavg", 1_000), ("fedavg", 100_000), ("fedrep", 1_000)]
 LISTED = [(name, 100_000) for name in ("kin", "fedamp", "heurfedamp", "pfedgraph", "fedaghn")] + [("sfl", 1_000)]
 LARGE = [("kin", 10_000), ("kin", 100_000)]
+AFTER = ("fedavg", "kin", "pfedgraph", "fedaghn", "mixture")  # methods that keep cells, beside FedAvg
 TRAINING = Training(epochs=1, batch=16, optimiser=SGD(lr=0.01))
 POOL, EACH, ROUNDS, TWENTY = 2_000, 16, 5, 20
 
@@ -88,15 +91,34 @@ def memory():
     return int(status["VmHWM"].split()[0]) / 1e3
 
 
+def of_size(numbers):
+    """Shape of an input, and a model of so many numbers."""
+    if numbers == 874:
+        return (21,), MODELS["mlp"]((21,), 10, hidden=(27,))
+    return (3, 32, 32), MODELS["cnn"]((3, 32, 32), 10)
+
+
 def measure_rounds(name, clients, cohort):
     """CPU seconds of a round, and MB at the peak."""
+    return {"round": statistics.median(train_rounds(name, clients, [cohort] * ROUNDS, 62_006)), "peak": memory()}
+
+
+def measure_after(name, clients, cohort):
+    """CPU seconds of a round after one of everybody, and MB at the peak."""
+    _, *seconds = train_rounds(name, clients, [clients] + [cohort] * ROUNDS, 874)
+    return {"round": statistics.median(seconds), "peak": memory()}
+
+
+def train_rounds(name, clients, cohorts, numbers):
+    """CPU seconds of each round of so many clients."""
     torch.manual_seed(0)
-    model, method = Model(MODELS["cnn"]((3, 32, 32), 10)), METHODS[name](**SET.get(name, {}))
-    fleet = Simulation(federation(clients), model, method, TRAINING)
+    shape, module = of_size(numbers)
+    model, method = Model(module), METHODS[name](**SET.get(name, {}))
+    fleet = Simulation(federation(clients, shape), model, method, TRAINING)
     method = fleet.method
     roster = fleet.roster(ring(clients) if name == "panacea" else None)
     server, seconds = method.start(roster), []
-    for round in range(ROUNDS):
+    for round, cohort in enumerate(cohorts):
         begun = time.process_time()
         roster = replace(roster, round=round)
         chosen = sample(roster, cohort / clients)
@@ -105,7 +127,7 @@ def measure_rounds(name, clients, cohort):
         with Written(tree_leaves(server), [roster.theta]).allow():
             server = method.aggregate(roster, server, chosen, given)
         seconds.append(time.process_time() - begun)
-    return {"round": statistics.median(seconds), "peak": memory()}
+    return seconds
 
 
 def measure_whole(name, clients):
@@ -123,15 +145,13 @@ def measure_whole(name, clients):
 
 def compare_lists(name, clients, numbers):
     """CPU seconds of FedAvg's and of a method's rounds and evaluations, and MB at the peak of both."""
-    few = numbers == 874
-    data = federation(clients, (21,) if few else (3, 32, 32))
-    seconds = {}
+    data, seconds = federation(clients, of_size(numbers)[0]), {}
     for run, method in (
         ("fedavg", METHODS["fedavg"]()),
         (name, METHODS[name](**SET.get(name, {}))),
     ):
         torch.manual_seed(0)
-        module = MODELS["mlp"]((21,), 10, hidden=(27,)) if few else MODELS["cnn"]((3, 32, 32), 10)
+        _, module = of_size(numbers)
         assert Model(module).layout.size == numbers
         marks = []
         how = Execution(progress=lambda *_, marks=marks: marks.append(time.process_time()), keep_state=False)
@@ -157,7 +177,7 @@ def run_alone(*arguments):
     return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
 
 
-PARTS = {"rounds": measure_rounds, "whole": measure_whole, "lists": compare_lists}
+PARTS = {"rounds": measure_rounds, "whole": measure_whole, "lists": compare_lists, "everybody": measure_after}
 
 
 def write_rounds(machine, most):
@@ -224,7 +244,31 @@ def tabulate_lists(machine, most, cases, numbers):
             yield f"| `{name}` | {clients:,} | {numbers:,} | {cells} | {figures['peak']:.0f} |"
 
 
-WRITERS = {"rounds": write_rounds, "whole": write_whole, "lists": write_lists, "large": write_large}
+def write_everybody(machine, most):
+    """The lines of the part on rounds once everybody has taken part."""
+    yield "## Once everybody has taken part"
+    yield ""
+    yield f"The median of {ROUNDS} rounds of 100 clients after a round of all, of a model of 874 numbers."
+    yield "For one row: `--case everybody:METHOD CLIENTS 100`."
+    yield machine
+    yield ""
+    yield "| method | settings | clients | CPU seconds a round | MB at the peak |"
+    yield "| --- | --- | ---: | ---: | ---: |"
+    for name in AFTER:
+        settings = ", ".join(f"`{key}={value}`" for key, value in SET.get(name, {}).items())
+        for clients in (1_000, 10_000, ALL):
+            if clients <= most:
+                figures = run_alone(f"everybody:{name}", clients, 100)
+                yield f"| `{name}` | {settings} | {clients:,} | {figures['round']:.3f} | {figures['peak']:.0f} |"
+
+
+WRITERS = {
+    "rounds": write_rounds,
+    "whole": write_whole,
+    "lists": write_lists,
+    "large": write_large,
+    "everybody": write_everybody,
+}
 
 
 def main():

@@ -9,6 +9,7 @@ from torch import Tensor
 from kinfed.core.optimiser import SGD, Adam, OptState
 from kinfed.core.trees import (
     Axis,
+    Derived,
     Like,
     ModelOf,
     Pairwise,
@@ -122,11 +123,29 @@ class Former(NamedTuple):
     inner: Half
 
 
+class Found(NamedTuple):
+    """What is found again where a file lacks it."""
+
+    centres: Derived[Shared]
+    home: Derived[PerClient]
+
+
+class Kept(NamedTuple):
+    """Was one table in earlier versions."""
+
+    rows: PerClient
+    found: Found
+
+
 def test_a_file_of_an_earlier_version_is_read_under_the_names_of_now():
     like = Former(T, Half(T, T))
     earlier = {"server.known": T + 1, "server.own.theta": T + 2, "server.own.extra": T + 3}
     read = unpack(earlier, like, "server.")
     assert [t[0].item() for t in (read.seen, *read.inner)] == [1, 2, 3]
     assert unpack(pack(read, "server."), like, "server.").seen is read.seen
+    rows = Kept(T, Found(T + 4, T + 5))
+    assert unpack({"server": T + 1}, rows, "server.").rows[0].item() == 1
+    some = unpack({"server": T + 1, "server.found.centres": T}, rows, "server.")
+    assert [t[0].item() for t in some.found] == [0, 5]  # what is derived and missing is as at first
     with pytest.raises(KeyError, match=r"server\.seen"):
         unpack({"server.unknown": T} | pack(read.inner, "server.inner."), like, "server.")

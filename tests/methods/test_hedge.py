@@ -12,7 +12,7 @@ from kinfed.core.optimiser import SGD
 from kinfed.core.training import Training
 from kinfed.methods import Hedge, Kin, hedge
 from kinfed.methods.hedge import LIMIT, Upload, agreement
-from kinfed.relations.neighbourhoods import sketch_rows
+from kinfed.relations.neighbourhoods import Sketches, sketch_rows
 
 float64 = torch.float64
 
@@ -61,7 +61,7 @@ def test_weights_by_hand(roster):
 def test_without_evidence_it_is_kin(roster, settings):
     known = roster(5, size=7)
     server = evidence(known, home=1.0)._replace(against=torch.zeros(5, 5, dtype=float64))
-    server = server._replace(sketch=sketch_rows(known, server.theta - known.theta))
+    server = server._replace(sketch=Sketches(sketch_rows(known, server.theta - known.theta), None))
     found, expected = (method(**settings).send(known, server, known.everyone).theta for method in (Hedge, Kin))
     close(found, expected)
 

@@ -8,12 +8,12 @@ import pytest
 import torch
 from small import random
 from torch import nn
-from torch.utils._pytree import tree_map
 
 from kinfed.core.method import Params
+from kinfed.core.trees import reorder
 from kinfed.methods import Kin, kin
 from kinfed.relations import Drawn
-from kinfed.relations.neighbourhoods import sketch_rows
+from kinfed.relations.neighbourhoods import Sketches, sketch_rows
 
 float64 = torch.float64
 SIZES = [3, 7, 5, 9, 4, 6]
@@ -174,11 +174,12 @@ def test_lists_are_drawn_so_that_on_average_everybody_counts(roster):
     everyone, total, runs = Kin(tau=1.0, by_layer=False, clip=torch.inf), 0, 3000
     server = trained(everyone, known, [list(range(12))] * 2)
     moved = server.theta - known.theta
+    sketch = Sketches(moved, None)
     cosines = torch.nn.functional.cosine_similarity(moved[:, None], moved[None], dim=2)
     expected = torch.exp(cosines) * known.sizes
     for seed in range(runs):
         of_seed, mass = replace(known, seed=seed), known.sizes.double()
-        near, often = Drawn(3, 1.0).find(of_seed, moved, mass, server.trained, known.everyone, known.everyone)
+        near, often = Drawn(3, 1.0).find(of_seed, sketch, mass, server.trained, known.everyone, known.everyone)
         assert near.shape == (12, 4)
         assert (near[:, 0] == known.everyone).all()
         assert (often >= 0).all()
@@ -228,7 +229,7 @@ def test_it_depends_neither_on_the_order_of_clients_nor_on_the_scale_of_movement
     known, method = roster(6, module(), SIZES), Kin(neighbours=neighbours)
     server = trained(method, known, [list(range(6))] * 2)
     order = torch.tensor([4, 2, 0, 5, 1, 3])
-    moved = method.relation(known.part(order), tree_map(lambda table: table[order], server), known.everyone)
+    moved = method.relation(known.part(order), reorder(server, order), known.everyone)
     graph = method.relation(known, server, known.everyone)
     close(moved, graph[:, order][:, :, order])
     for scale in (1e-9, 1e9):
@@ -273,7 +274,7 @@ def test_newcomers_are_sent_the_mean_and_after_training_the_models_of_their_kin(
     close(method.send(known, joined, new).theta[0], weights @ before.theta)
     close(method.send(known, joined, known.everyone).theta[:3], method.send(few, before, few.everyone).theta)
     # With neighbours the same, among those that it lists; one that stays at the mean is sent that.
-    listed = joined._replace(sketch=sketch_rows(known, joined.theta - known.theta))
+    listed = joined._replace(sketch=Sketches(sketch_rows(known, joined.theta - known.theta), None))
     assert Kin(tau=0.1, neighbours=1).relation(known, listed, new)[0, 3, 2] > 0.999
     stayed = method.join(known, wide, new, Params(known.theta[None]))
     close(method.send(known, stayed, new).theta[0], before.theta.mean(0))

@@ -5,12 +5,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
 from small import of_sizes, random
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from kinfed.core import engine, round_records
+from kinfed.core import checkpoint, engine, round_records
+from kinfed.core.checkpoint import Progress
 from kinfed.core.engine import Participation, Rounds, run
 from kinfed.core.graph import NeighbourLists
 from kinfed.core.history import History, Recorder
@@ -21,8 +23,8 @@ from kinfed.core.training import Training
 from kinfed.errors import UsageError
 from kinfed.methods import FedAGHN, FedAMP, HeurFedAMP, Kin, Mixture, PFedGraph, fedaghn
 from kinfed.methods.parts import graph_mixing
-from kinfed.ops import mixing, sketch
-from kinfed.relations import Nearest
+from kinfed.ops import inverted_file, mixing, sketch
+from kinfed.relations import Nearest, neighbourhoods
 from kinfed.runs.relations_file import read_relations, write_relations
 from kinfed.simulation.simulation import Simulation
 from kinfed.verdict.graph_quality import group_weights, group_weights_of_lists
@@ -127,7 +129,8 @@ def test_rows_of_clients_that_never_took_part_are_not_read(roster, method, monke
     absent = known.others(torch.cat([torch.arange(0, 400, 8), torch.arange(0, 400, 10)]))  # 80 have taken part
     bare = server._replace(theta=server.theta.index_fill(0, absent, torch.nan))
     if isinstance(method, PFedGraph):  # Kin's are zeros, by which it tells who has trained
-        bare = bare._replace(sketch=server.sketch.index_fill(0, absent, torch.nan))
+        hidden = server.sketch.rows.index_fill(0, absent, torch.nan)
+        bare = bare._replace(sketch=server.sketch._replace(rows=hidden))
     cohort = torch.tensor([0, 4, 8, 9])  # two of them are sent the mean
     sent, expected = (method.send(known, state, cohort) for state in (bare, server))
     for mine, other in zip(sent, expected, strict=True):
@@ -136,15 +139,54 @@ def test_rows_of_clients_that_never_took_part_are_not_read(roster, method, monke
     assert torch.isfinite(method.send(known, after, cohort).theta).all()
 
 
-def outcome(method, participation=0.4):
+def begin(method):
+    """A fleet, its roster, and a history, of nine clients."""
     data = of_sizes(SIZES, torch.zeros(9, 9))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
         model = model_for(method, nn.Linear(3, 3).double())
     fleet = Simulation(data, model, method, Training(1, 4, SGD(0.2)), seed=5)
-    history = History(tuple(data.names), data.task)
-    run(fleet.method, fleet.roster(), fleet, Recorder(history), rounds=Rounds(6, 2), participation=participation)
+    return fleet, fleet.roster(), History(tuple(data.names), data.task)
+
+
+def go_on(fleet, roster, history, rounds=6, participation=0.4, **resume):
+    """The server's state after so many rounds."""
+    how = {"rounds": Rounds(rounds, 2), "participation": participation, **resume}
+    return run(fleet.method, roster, fleet, Recorder(history), **how)
+
+
+def outcome(method, participation=0.4):
+    fleet, roster, history = begin(method)
+    go_on(fleet, roster, history, participation=participation)
     return history
+
+
+@pytest.mark.parametrize("method", [m for m in LISTED if not isinstance(m, FedAMP | HeurFedAMP)], ids=repr)
+@pytest.mark.filterwarnings("ignore:kernel")
+def test_a_run_in_cells_goes_on_from_a_checkpoint_with_the_same_bits_or_from_one_of_before(
+    method, monkeypatch, tmp_path
+):
+    monkeypatch.setattr(inverted_file, "MANY", 5)
+    monkeypatch.setattr(inverted_file, "POOL", 5)
+    monkeypatch.setattr(neighbourhoods, "SPARE", 1)  # so that a list of three is not of all
+    fleet, roster, whole = begin(method)
+    last = go_on(fleet, roster, whole)
+    assert len(last.sketch.cells.centres) > 1
+    fleet, roster, history = begin(method)
+    checkpoint.save(tmp_path / "c", Progress(4, go_on(fleet, roster, history, 4), fleet.states.keep(), 0.0), history)
+    with safe_open(tmp_path / "c", "pt") as file:
+        metadata, arrays = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    arrays = {name.replace("sketch.rows", "sketch"): t for name, t in arrays.items() if ".cells." not in name}
+    checkpoint.write(arrays, tmp_path / "before", metadata)
+    for name in ("c", "before"):
+        fleet, roster, history = begin(method)
+        at = checkpoint.load(tmp_path / name, fleet.method.start(roster), fleet.states.keep(), history)
+        fleet.states.restore(at.state)
+        server = go_on(fleet, roster, history, server=at.server, begin=at.done)
+        assert (server.sketch.cells.home >= 0).sum() == (last.sketch.cells.home >= 0).sum()
+        if name == "c":
+            assert all(map(torch.equal, tree_leaves(server), tree_leaves(last)))
+            assert torch.equal(history.models["theta"], whole.models["theta"])
 
 
 @each_method

@@ -17,7 +17,7 @@ mean or the sum over the clients of a round, and then its method gets no more (`
 """
 
 from collections import namedtuple
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
@@ -30,7 +30,13 @@ from torch.utils._pytree import tree_flatten_with_path, tree_leaves, tree_map, t
 from ..errors import UsageError
 
 Tree = Any  # a NamedTuple, tuple or dict of tensors: a state or a message
-FORMER = {"inner": "own", "seen": "known", "cosines": "alike", "notes": "words"}  # fields, and what files called them
+FORMER = {  # fields, and what files called them; rows were the whole of what they are now a part of
+    "inner": "own",
+    "seen": "known",
+    "cosines": "alike",
+    "notes": "words",
+    "rows": "",
+}
 
 
 class Axis(Enum):
@@ -54,6 +60,7 @@ class Role(Enum):
 
     MODEL = "the model itself"
     SIZES = "of how many clients each cluster is"
+    DERIVED = "is found again where a file of before lacks it"
 
 
 @dataclass(frozen=True)
@@ -71,6 +78,7 @@ Averaged = Annotated[Tensor, Reduction.MEAN]  # [...] in an upload: the server g
 Summed = Annotated[Tensor, Reduction.SUM]  # [...] in an upload: the server gets the sum over the cohort, [...]
 _T = TypeVar("_T")
 ModelOf = Annotated[_T, Role.MODEL]  # ModelOf[PerClient] or ModelOf[Shared]: the one field that is a model
+Derived = Annotated[_T, Role.DERIVED]  # Derived[PerClient]: what a method finds again if it starts as at first
 
 
 def axes(tree: Tree) -> Tree:
@@ -244,18 +252,18 @@ def unpack(arrays: Mapping[str, Tensor], like: Tree, prefix: str = "") -> Tree:
     """The tree with the structure of `like` and the arrays that `pack` made."""
     paths, structure = tree_flatten_with_path(like)
     names = [prefix + ".".join(_name(part) for part in path) for path, _ in paths]
-    arrays = rename_fields(arrays, names)
+    arrays = adopt(arrays, like, prefix)
     return tree_unflatten([arrays[name] for name in names], structure)
 
 
-def rename_fields(arrays: Mapping[str, Tensor], wanted: Iterable[str]) -> dict[str, Tensor]:
-    """The arrays of a file, those that an earlier version wrote under other names by the `wanted` ones."""
-    renamed = dict(arrays)
+def adopt(arrays: Mapping[str, Tensor], like: Tree, prefix: str = "") -> dict[str, Tensor]:
+    """The arrays of a file by their names of now, and those that are `Derived` of `like` where the file has none."""
+    renamed, wanted = dict(arrays), pack(like, prefix)
     for name in wanted:
-        former = ".".join(FORMER.get(part, part) for part in name.split("."))
+        former = ".".join(FORMER.get(part, part) for part in name.split(".")).strip(".")
         if name not in renamed and former in renamed:
             renamed[name] = renamed.pop(former)
-    return renamed
+    return {prefix + name: wanted[prefix + name] for name in names(like, Role.DERIVED)} | renamed
 
 
 def nest(arrays: dict[str, Tensor]) -> Tree:

@@ -18,7 +18,7 @@ from ..core.mixins import Advises
 from ..core.rows import active, put, take
 from ..core.trees import ModelOf, PerClient, Tree
 from ..ops.similarity import inner_by_layer, inner_listed
-from ..relations import Cosine, Relation, Weights, list_alike, renew_directions, start_sketches
+from ..relations import Cosine, Relation, Sketches, Weights, list_alike, renew_directions, start_sketches
 from .parts.graph_mixing import RelationMixing
 
 
@@ -30,7 +30,7 @@ class Server(NamedTuple):
     seen: PerClient  # [N] bool, has taken part
     home: PerClient  # [N, L] p: how much it keeps of itself; [N, 1] if the layers share it
     sharpness: PerClient  # [N, L] q: how selective it is among the others
-    sketch: PerClient | tuple[()]  # [N, s] of the direction of each update, to find candidates; () if all are
+    sketch: Sketches | tuple[()]  # of the direction of each update, to find candidates; () if all are
 
 
 class Upload(NamedTuple):

@@ -15,6 +15,7 @@ from ..core.method import Compared, Params, Roster
 from ..core.rows import put, take
 from ..core.trees import ModelOf, Pairwise, PerClient, Shared, Tree
 from ..ops.similarity import inner, inner_by_layer
+from ..relations import Sketches
 from .kin import Kin
 
 LIMIT = 7.0  # of the logarithms of p and q, so that they can come back
@@ -25,7 +26,7 @@ class Server(NamedTuple):
 
     theta: PerClient  # [N, d] each client's model: the latest, and since then moved with those of its kin
     trained: PerClient  # [N] int64 how many times a client has trained
-    sketch: PerClient | tuple[()]  # [N, s] of how far each model moved; () without lists
+    sketch: Sketches | tuple[()]  # of how far each model moved; () without lists
     against: Pairwise  # [N, N] S: sums of how much worse than another model the column's was for the row's client
     lessons: PerClient  # [N] T: how many terms a row of it has
     home: Shared  # [] log of p, the factor of a client's own weight

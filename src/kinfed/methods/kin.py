@@ -25,7 +25,7 @@ from ..relations.movements import (
     lengths_of,
     shorten,
 )
-from ..relations.neighbourhoods import Drawn, renew, sketch_rows, start_sketches
+from ..relations.neighbourhoods import Drawn, Sketches, renew_by_cosine, sketch_rows, start_sketches
 from ..relations.relation import Relation, Weights
 from .parts.graph_mixing import RelationMixing
 
@@ -38,7 +38,7 @@ class Server(NamedTuple):
 
     theta: PerClient  # [N, d] each client's model: the latest, and since then moved with those of its kin
     trained: PerClient  # [N] int64 how many times a client has trained
-    sketch: PerClient | tuple[()]  # [N, s] of how far each model moved, by which lists are drawn; () without lists
+    sketch: Sketches | tuple[()]  # of how far each model moved, by which lists are drawn; () without lists
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Kin(RelationMixing, Admits):
     def relate(self, roster: Roster, server: Tree, cohort: Tensor) -> Relation:
         if not 0 < self.neighbours < len(roster) - 1:
             return self.relate_moved(roster, server, cohort)
-        moved = server.sketch[cohort].any(1)  # whoever has not is sent the mean, and no list is drawn for it
+        moved = server.sketch.rows[cohort].any(1)  # whoever has not is sent the mean, and no list is drawn for it
         return self.relate_moved(roster, server, cohort[moved]).spread(cohort, moved, len(roster))
 
     def relate_moved(self, roster: Roster, server: Tree, cohort: Tensor) -> Relation:
@@ -107,10 +107,10 @@ class Kin(RelationMixing, Admits):
         often: Tensor | float = 0.0
         if self.neighbours:
             if origin is not roster.theta:
-                sketch = sketch - sketch_rows(roster, (origin - roster.theta)[None])
+                sketch = Sketches(sketch.rows - sketch_rows(roster, (origin - roster.theta)[None]), None)
             near, often = Drawn(self.neighbours, self.tau).find(roster, sketch, mass, turns, cohort, roster.everyone)
-            if near is None and isinstance(sketch, Tensor):  # who has never trained has no row
-                theta = torch.where(server.sketch.any(1, keepdim=True), theta, roster.theta)
+            if near is None and isinstance(sketch, Sketches):  # who has never trained has no row
+                theta = torch.where(server.sketch.rows.any(1, keepdim=True), theta, roster.theta)
         columns = roster.everyone if near is None else near
         again = ((turns[cohort] - 1).clamp(min=0) * roster.sizes[cohort]).to(theta.dtype)
         cosines = compare_movements(roster.layout, theta, origin, cohort, near, self.by_layer)
@@ -128,12 +128,12 @@ class Kin(RelationMixing, Admits):
         change = uploads.theta - self.send(roster, server, cohort).theta if len(absent) else uploads.theta
         after = self.put(roster, server._replace(trained=server.trained + present), cohort, uploads.theta)
         for ids in absent.split(BLOCK if self.neighbours else max(1, len(absent))):
-            after = self.put(roster, after, ids, self.follow(roster, after, ids, cohort, change))
+            after = self.put(roster, after, ids, self.follow(roster, after, ids, cohort, change), False)
         return after
 
-    def put(self, roster: Roster, server: Tree, ids: Tensor, theta: Tensor) -> Tree:
-        """The server with new models theta: [K, d] of ids: [K]."""
-        sketch = renew(roster, server.sketch, ids, theta - roster.theta) if self.neighbours else ()
+    def put(self, roster: Roster, server: Tree, ids: Tensor, theta: Tensor, trained: bool = True) -> Tree:
+        """The server with new models theta: [K, d] of ids: [K], which have `trained`, or followed others."""
+        sketch = renew_by_cosine(roster, server.sketch, ids, theta - roster.theta, trained) if self.neighbours else ()
         return server._replace(theta=put(server.theta, ids, theta), sketch=sketch)
 
     def follow(self, roster: Roster, server: Tree, absent: Tensor, cohort: Tensor, change: Tensor) -> Tensor:

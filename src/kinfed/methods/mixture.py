@@ -13,7 +13,7 @@ from ..core.mixins import Advises
 from ..core.rows import put, take
 from ..core.trees import PerClient, Tree
 from ..relations.comparisons import Comparison, Cosine, Distance
-from ..relations.neighbourhoods import Everyone, Linked, Nearest, renew, sketch_rows, start_sketches
+from ..relations.neighbourhoods import Everyone, Linked, Nearest, Sketches, renew, start_sketches
 from ..relations.relation import Relation, relate
 from ..relations.weighings import Kernel, Simplex, Softmax, Weighing
 from .parts.graph_mixing import RelationMixing
@@ -26,7 +26,7 @@ class Server(NamedTuple):
     theta: PerClient  # [N, d] each client's latest model
     update: PerClient | tuple[()]  # [N, d] how its last training moved it; () unless that is compared
     seen: PerClient  # [N] bool, has taken part
-    sketch: PerClient | tuple[()]  # [N, s] of what is compared, to find the nearest; () if nobody is left out
+    sketch: Sketches | tuple[()]  # of what is compared, to find the nearest; () if nobody is left out
 
 
 @dataclass(frozen=True)
@@ -61,12 +61,7 @@ class Mixture(RelationMixing, Advises):
         theta = roster.copies()
         update = torch.zeros_like(theta) if self.vectors == "updates" else ()
         nobody = torch.zeros(len(roster), dtype=torch.bool, device=theta.device)
-        if not self.neighbours:
-            return Server(theta, update, nobody, ())
-        sketch = start_sketches(roster)
-        if self.vectors == "models":
-            sketch = sketch + sketch_rows(roster, roster.theta[None])
-        return Server(theta, update, nobody, sketch)
+        return Server(theta, update, nobody, start_sketches(roster) if self.neighbours else ())
 
     def relate(self, roster: Roster, server: Tree, cohort: Tensor) -> Relation:
         def vectors(ids: Tensor) -> Tensor:

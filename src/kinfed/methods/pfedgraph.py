@@ -15,7 +15,7 @@ from ..core.field_checks import CountOrZero, NonNegative, Positive
 from ..core.method import Params, Roster
 from ..core.rows import put, take
 from ..core.trees import ModelOf, PerClient, Tree
-from ..relations import Cosine, Everyone, Nearest, Relation, Simplex, Weights, relate, renew, start_sketches
+from ..relations import Cosine, Everyone, Nearest, Relation, Simplex, Sketches, Weights, relate, renew, start_sketches
 from ..relations.movements import lengths_of
 from .parts.graph_mixing import RelationMixing
 
@@ -25,7 +25,7 @@ class Server(NamedTuple):
 
     theta: PerClient  # [N, d] each client's latest model
     seen: PerClient  # [N] bool, has taken part
-    sketch: PerClient | tuple[()]  # [N, s] of how far it moved, to find the most alike; () if nobody is left out
+    sketch: Sketches | tuple[()]  # of how far it moved, to find the most alike; () if nobody is left out
 
 
 class Sent(NamedTuple):

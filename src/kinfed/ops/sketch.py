@@ -1,12 +1,13 @@
 """Approximate nearest clients without a table [N, N]: count sketches propose them."""
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ..core.layout import Layout
 from ..core.rows import take
 from ..core.seeding import fold
-from .inverted_file import gather_pools
+from .inverted_file import Cells, gather_pools, take_keys
 
 SIZE = 509  # numbers in a sketch: estimated cosines are off by 1 / sqrt(509) = 0.04; a prime, so that a weight
 #             matrix's columns do not meet in one place
@@ -41,7 +42,9 @@ def sketch_models(theta: Tensor, key: Tensor, layout: Layout) -> Tensor:
     return sketch
 
 
-def candidates(queries: Tensor, keys: Tensor, cohort: Tensor, count: int, present: Tensor) -> Tensor:
+def candidates(
+    queries: Tensor, keys: Tensor, cohort: Tensor, count: int, present: Tensor, cells: Cells | None = None
+) -> Tensor:
     """[K, M] int64 clients: for each of the cohort: [K] the others whose keys have the largest products with its query.
 
     queries: [K, s], keys: [N, s]; M is `count`, or N - 1 if that is less. Clients with present: [N] False come last,
@@ -49,8 +52,10 @@ def candidates(queries: Tensor, keys: Tensor, cohort: Tensor, count: int, presen
     a query's own, see `gather_pools`.
     """
     ids = _audible(present, count)
-    keys = take(keys, ids)
-    return _choose(queries, keys, keys.new_zeros(len(keys)), ids, ~present[ids], cohort, count)
+    chosen = ids.new_empty(len(queries), min(count, len(ids) - 1))
+    for rows, at, pool in gather_pools(queries, keys, ids, count + 2, BLOCK, cells):
+        chosen[rows] = _choose(queries[rows] @ pool.T, at, cohort[rows], chosen.shape[1], present)
+    return chosen
 
 
 def draw_others(
@@ -63,35 +68,36 @@ def draw_others(
     turn: Tensor,
     temperature: float,
     itself: Tensor | None = None,
+    cells: Cells | None = None,
 ) -> tuple[Tensor, Tensor]:
     """[K, M] int64 keys drawn for each query by its weight, and [K, M] logarithms of for how many each of them counts.
 
-    The logarithm of a weight is the product of queries: [K, s] and keys: [N, s] over a temperature, and base: [N].
+    The logarithm of a weight is the cosine of queries: [K, s] and keys: [N, s] over a temperature, and base: [N].
     Priority sampling (Duffield, Lund and Thorup, 2007): sums over those that are drawn, each as many times, are
     unbiased for sums over all keys. Draws depend on lots: [K] and tags: [N], and on turn: []. itself: [K], if given, is
     the key that is left out of a row. M is `count`, which is less than the number of the other keys. A key with a base
     of minus infinity is drawn last. Of very many keys those are looked at that lie in the cells near a query's own, see
     `gather_pools`, and `REST` others, the same for all queries of a turn, which count for those that nobody looks at.
     """
+    queries = F.normalize(queries, eps=torch.finfo(queries.dtype).tiny)
     ids = _audible(base > -torch.inf, count)
-    keys, base, tags = keys[ids], base[ids], tags[ids]
     chosen, counts = ids.new_empty(len(queries), count), base.new_empty(len(queries), count)
-    sample = fold(tags, turn).argsort()[:REST]
-    for rows, at in gather_pools(queries, keys, count + 2, BLOCK // 8):  # draws take eight bytes each
-        more = torch.zeros_like(base[at])
-        if isinstance(at, Tensor):
-            left = torch.ones_like(ids, dtype=torch.bool).index_fill(0, at, False)
-            rest = sample[left[sample]]
-            times = base.new_tensor((len(keys) - len(at)) / len(rest)).log()
-            at, more = torch.cat([at, rest]), torch.cat([more, times.expand(len(rest))])
-        logits = (queries[rows] / temperature) @ keys[at].T + (base[at] + more)
-        logits = logits.clamp(min=torch.finfo(keys.dtype).min)
+    sample = ids[fold(tags[ids], turn).argsort()[:REST]]
+    of_sample = (queries / temperature) @ take_keys(keys, sample, by_cosine=True).T
+    for rows, at, pool in gather_pools(queries, keys, ids, count + 2, BLOCK // 8, cells, by_cosine=True):  # of 8 bytes
+        more, logits = torch.zeros_like(base[at]), (queries[rows] / temperature) @ pool.T
+        if len(at) < len(ids):
+            left = torch.ones_like(base, dtype=torch.bool).index_fill(0, at, False)[sample]
+            times = base.new_tensor((len(ids) - len(at)) / int(left.sum())).log()
+            at, more = torch.cat([at, sample[left]]), torch.cat([more, times.expand(int(left.sum()))])
+            logits = torch.cat([logits, of_sample[rows][:, left]], 1)
+        logits = (logits + (base[at] + more)).clamp(min=torch.finfo(keys.dtype).min)
         if itself is not None:
-            logits.masked_fill_(itself[rows, None] == ids[at], -torch.inf)
+            logits.masked_fill_(itself[rows, None] == at, -torch.inf)
         chance = ((fold(lots[rows, None], tags[at]) >> 12 & (1 << 51) - 1).to(torch.float64) + 1) / 2**51  # in (0, 1]
         priority, order = (logits - chance.log().to(logits)).topk(count + 1, dim=1)
         order, least = order[:, :-1], priority[:, -1:]
-        chosen[rows] = ids[at][order]
+        chosen[rows] = at[order]
         counts[rows] = (least - logits.gather(1, order)).nan_to_num(0.0).clamp(min=0) + more[order]
     return chosen, counts
 
@@ -103,33 +109,28 @@ def _audible(present: Tensor, count: int) -> Tensor:
     return present.index_fill(0, spare, True).nonzero().squeeze(1)
 
 
-def nearest(sketch: Tensor, cohort: Tensor, count: int, present: Tensor) -> Tensor:
+def nearest(sketch: Tensor, cohort: Tensor, count: int, present: Tensor, cells: Cells | None = None) -> Tensor:
     """[K, M] int64 clients: each of the cohort: [K], and then those whose sketches are nearest, of sketch: [N, s].
 
     M is `count` + 1, or N if that is less. Clients with present: [N] False come last, and are looked at only if there
     are too few others.
     """
-    ids = _audible(present, count)
-    keys = take(sketch, ids)
-    middle = keys.mean(0)  # nearby models far from the origin would lose all digits
-    keys = keys - middle
-    half = keys.square().sum(1) / 2  # a b - b^2 / 2 is largest where (a - b)^2 is least
-    others = _choose(take(sketch, cohort) - middle, keys, half, ids, ~present[ids], cohort, count)
-    return torch.cat([cohort[:, None], others], 1)
+    ids, queries = _audible(present, count), take(sketch, cohort)
+    chosen = ids.new_empty(len(queries), min(count, len(ids) - 1))
+    for rows, at, keys in gather_pools(queries, sketch, ids, count + 2, BLOCK, cells):
+        middle = keys.mean(0)  # nearby models far from the origin would lose all digits
+        keys -= middle
+        scores = (queries[rows] - middle) @ keys.T
+        scores -= keys.square().sum(1) / 2  # a b - b^2 / 2 is largest where (a - b)^2 is least
+        chosen[rows] = _choose(scores, at, cohort[rows], chosen.shape[1], present)
+    return torch.cat([cohort[:, None], chosen], 1)
 
 
-def _choose(
-    queries: Tensor, keys: Tensor, less: Tensor, ids: Tensor, silent: Tensor, cohort: Tensor, count: int
-) -> Tensor:
-    """[K, M] int64 the ids whose keys: [n, s] have the largest products with queries: [K, s], of which less: [n] goes.
+def _choose(scores: Tensor, ids: Tensor, cohort: Tensor, count: int, present: Tensor) -> Tensor:
+    """[k, M] int64 those of ids: [m] with the largest scores: [k, m] for each of the cohort: [k], but not itself.
 
-    ids: [n] are the clients of keys, of whom those that are silent: [n] bool come last; cohort: [K] are those of
-    queries, who do not choose themselves.
+    Those that are not present: [N] bool come last.
     """
-    chosen = ids.new_empty(len(queries), min(count, len(keys) - 1))
-    for rows, at in gather_pools(queries, keys, count + 2, BLOCK):
-        scores = queries[rows] @ keys[at].T - less[at]
-        scores.masked_fill_(silent[at], torch.finfo(scores.dtype).min)
-        scores.masked_fill_(cohort[rows, None] == ids[at], -torch.inf)
-        chosen[rows] = ids[at][scores.topk(chosen.shape[1], dim=1).indices]
-    return chosen
+    scores.masked_fill_(~present[ids], torch.finfo(scores.dtype).min)
+    scores.masked_fill_(cohort[:, None] == ids, -torch.inf)
+    return ids[scores.topk(count, dim=1).indices]

@@ -6,6 +6,7 @@ from .neighbourhoods import (
     Everyone as Everyone,
     Linked as Linked,
     Nearest as Nearest,
+    Sketches as Sketches,
     list_alike as list_alike,
     renew as renew,
     renew_directions as renew_directions,

@@ -10,11 +10,19 @@ from torch.func import vmap
 
 from ..core.field_checks import Count, CountOrZero, Positive, Settings
 from ..core.method import Roster
-from ..core.rows import active, put, zeros
+from ..core.rows import active, put, take, zeros
 from ..core.seeding import fold, key, normal
-from ..core.trees import Tree
+from ..core.trees import PerClient, Tree
 from ..errors import UsageError
+from ..ops.inverted_file import Cells, renew_cells, start_cells
 from ..ops.sketch import SIZE, SPARE, candidates, draw_others, nearest, sketch_models
+
+
+class Sketches(NamedTuple):
+    """Sketches of what a server compares, which it keeps, and the cells in which those near a client are found."""
+
+    rows: PerClient  # [N, s]
+    cells: Cells | None  # None: they are sorted when they are asked for
 
 
 class Others(NamedTuple):
@@ -29,8 +37,8 @@ class Others(NamedTuple):
 class Everyone(Settings):
     """All clients that have taken part."""
 
-    def find(self, roster: Roster, sketch: Tensor, cohort: Tensor, heard: Tensor) -> Others:
-        """Whom the cohort: [K] may learn from, by sketch: [N, s] of what is compared; heard: [N] bool counts at all."""
+    def find(self, roster: Roster, sketch: Tree, cohort: Tensor, heard: Tensor) -> Others:
+        """Whom the cohort: [K] may learn from, by `Sketches` of what is compared; heard: [N] bool counts at all."""
         return Others()
 
 
@@ -43,17 +51,17 @@ class Nearest(Settings):
 
     count: Count = 20  # how many others
 
-    def find(self, roster: Roster, sketch: Tensor, cohort: Tensor, heard: Tensor) -> Others:
+    def find(self, roster: Roster, sketch: Tree, cohort: Tensor, heard: Tensor) -> Others:
         if self.count >= len(roster) - 1:
             return Others()
-        return Others(nearest(sketch, cohort, SPARE * self.count, heard), kept=self.count)
+        return Others(nearest(sketch.rows, cohort, SPARE * self.count, heard, sketch.cells), kept=self.count)
 
 
 @dataclass(frozen=True)
 class Linked(Settings):
     """The neighbours in the clients' known graph; raises UsageError where there is none."""
 
-    def find(self, roster: Roster, sketch: Tensor, cohort: Tensor, heard: Tensor) -> Others:
+    def find(self, roster: Roster, sketch: Tree, cohort: Tensor, heard: Tensor) -> Others:
         if roster.graph is None:
             raise UsageError(
                 "among=linked needs a known graph of the clients, and there is none; set federation.graph, or "
@@ -78,32 +86,31 @@ class Drawn(Settings):
     temperature: Positive = 0.1  # tau
 
     def find(
-        self, roster: Roster, sketch: Tensor, mass: Tensor, turns: Tensor, receivers: Tensor, senders: Tensor
+        self, roster: Roster, sketch: Tree, mass: Tensor, turns: Tensor, receivers: Tensor, senders: Tensor
     ) -> tuple[Tensor | None, Tensor | float]:
         """[K, M] int64 whom of the senders: [N] receivers: [K] mix, and [K, M] logarithms of how often each counts.
 
-        sketch: [N, s] is of what is compared, mass: [N] is n. Draws change with a client's turns: [N]. A receiver is
+        `Sketches` are of what is compared, mass: [N] is n. Draws change with a client's turns: [N]. A receiver is
         the first in its list if the senders are everyone. None and 0 if all are mixed.
         """
         if not 0 < self.count < len(senders) - 1:
             return None, 0.0
         lots = fold(key(roster.seed, "kin.lists", device=mass.device), roster.tags[receivers])
         lots = fold(lots, turns[receivers])
-        itself = receivers if len(senders) == len(roster) else None
-        heard = (mass[senders] > 0).nonzero().squeeze(1)  # of the others no sketch is looked at
-        keys = zeros(len(senders), sketch[0]).index_copy_(0, heard, _directions(sketch[senders[heard]]))
-        queries = _directions(sketch[receivers])
-        tags = roster.tags[senders]
-        base = mass.log()[senders]
-        others, often = draw_others(queries, keys, base, self.count, lots, tags, turns.sum(), self.temperature, itself)
+        everyone = len(senders) == len(roster)
+        itself, cells = (receivers, sketch.cells) if everyone else (None, None)
+        keys, base, tags = take(sketch.rows, senders), mass.log()[senders], roster.tags[senders]
+        queries, turn = sketch.rows[receivers], turns.sum()
+        others, often = draw_others(queries, keys, base, self.count, lots, tags, turn, self.temperature, itself, cells)
         if itself is None:
             return others, often
         return torch.cat([receivers[:, None], others], 1), F.pad(often, (1, 0))
 
 
-def start_sketches(roster: Roster) -> Tensor:
-    """[N, s] the sketches of a server's first state, which nobody has."""
-    return zeros(len(roster), roster.theta.new_zeros(min(SIZE, len(roster.theta))))
+def start_sketches(roster: Roster) -> Sketches:
+    """The sketches of a server's first state, which nobody has."""
+    rows = zeros(len(roster), roster.theta.new_zeros(min(SIZE, len(roster.theta))))
+    return Sketches(rows, start_cells(rows))
 
 
 def sketch_rows(roster: Roster, vectors: Tensor) -> Tensor:
@@ -112,13 +119,24 @@ def sketch_rows(roster: Roster, vectors: Tensor) -> Tensor:
 
 
 def renew(roster: Roster, sketch: Tree, ids: Tensor, vectors: Tensor) -> Tree:
-    """A server's sketches: [N, s] with those of ids: [K], whose vectors: [K, d] are new; () if it keeps none."""
-    return put(sketch, ids, sketch_rows(roster, vectors)) if isinstance(sketch, Tensor) else ()
+    """A server's `Sketches` with those of ids: [K], whose vectors: [K, d] are new; () if it keeps none."""
+    return _renew(sketch, ids, sketch_rows(roster, vectors)) if isinstance(sketch, Sketches) else ()
 
 
 def renew_directions(roster: Roster, sketch: Tree, ids: Tensor, vectors: Tensor) -> Tree:
     """The same of vectors whose lengths say nothing: sketches of length 1."""
-    return put(sketch, ids, _directions(sketch_rows(roster, vectors))) if isinstance(sketch, Tensor) else ()
+    return _renew(sketch, ids, _directions(sketch_rows(roster, vectors))) if isinstance(sketch, Sketches) else ()
+
+
+def renew_by_cosine(roster: Roster, sketch: Sketches, ids: Tensor, vectors: Tensor, in_cells: bool) -> Sketches:
+    """The same where the nearest are those of the largest cosines; all stay in their cells unless `in_cells`."""
+    rows = sketch_rows(roster, vectors)
+    return _renew(sketch, ids, rows, by_cosine=True) if in_cells else sketch._replace(rows=put(sketch.rows, ids, rows))
+
+
+def _renew(sketch: Sketches, ids: Tensor, rows: Tensor, by_cosine: bool = False) -> Sketches:
+    keys = put(sketch.rows, ids, rows)
+    return Sketches(keys, None if sketch.cells is None else renew_cells(sketch.cells, keys, ids, by_cosine))
 
 
 def _directions(sketch: Tensor) -> Tensor:
@@ -130,9 +148,10 @@ def list_alike(roster: Roster, sketch: Tree, seen: Tensor, cohort: Tensor, count
 
     A client without an update of its own, by seen: [N] bool, is listed others at random.
     """
-    if not isinstance(sketch, Tensor):
+    if not isinstance(sketch, Sketches):
         return None
     draw = fold(key(roster.seed, "fedaghn.look", roster.round, device=roster.tags.device), roster.tags[cohort])
-    random_direction = vmap(lambda client_key: normal(client_key, sketch[0]))(draw)
-    like = torch.where(seen[cohort, None], sketch[cohort], random_direction)
-    return torch.cat([cohort[:, None], candidates(like, sketch, cohort, count, active(seen))], 1)
+    random_direction = vmap(lambda client_key: normal(client_key, sketch.rows[0]))(draw)
+    like = torch.where(seen[cohort, None], sketch.rows[cohort], random_direction)
+    others = candidates(like, sketch.rows, cohort, count, active(seen), sketch.cells)
+    return torch.cat([cohort[:, None], others], 1)

@@ -17,7 +17,7 @@ from ..core.trees import Tree
 from ..errors import UsageError
 from ..ops.mixing import add_rows, mend_statistics, mix, mix_freely, spread_lists
 from .comparisons import Comparison
-from .neighbourhoods import Everyone, Linked, Nearest, sketch_rows
+from .neighbourhoods import Everyone, Linked, Nearest, Sketches, sketch_rows
 from .weighings import Weighing
 
 ROUNDING = 1e-3  # by how much a row of weights may miss a sum of one
@@ -193,7 +193,7 @@ def relate(
 ) -> Relation:
     """Whom the cohort: [K] learns from, by how much clients count: [N], and by vectors(ids): [m, d] of ids: [m].
 
-    The vectors are compared. sketch: [N, s] is of them; without it they are sketched here, if lists are made. A client
+    The vectors are compared. `Sketches` are of them; without these they are sketched here, if lists are made. A client
     that counts nothing has no weight, and equal ones for those that it may learn from; in lists some without weight.
     Raises UsageError unless `weigh` gives rows of weights for what it is given.
     """
@@ -201,8 +201,8 @@ def relate(
     if isinstance(among, Nearest) and among.count < len(roster) - 1 and not heard.all():  # no lists for the others
         part = relate(compare, weigh, among, roster, vectors, mass, cohort[heard], sketch)
         return part.spread(cohort, heard, len(roster))
-    if isinstance(among, Nearest) and not isinstance(sketch, Tensor):
-        sketch = sketch_rows(roster, vectors(roster.everyone))
+    if isinstance(among, Nearest) and not isinstance(sketch, Sketches):
+        sketch = Sketches(sketch_rows(roster, vectors(roster.everyone)), None)
     near, linked, kept = among.find(roster, sketch, cohort, mass > 0)
     if near is None:
         everyone = vectors(roster.everyone)

@@ -182,8 +182,7 @@ class StateFile:
         return self._unpack("state.", like)
 
     def _unpack(self, prefix: str, like: Tree) -> Tree:
-        wanted = trees.pack(like, prefix).keys()
-        arrays = trees.rename_fields(self._read(prefix), wanted)
+        wanted, arrays = trees.pack(like, prefix).keys(), trees.adopt(self._read(prefix), like, prefix)
         keys = arrays.keys()
         if keys != wanted:
             first = sorted(keys ^ wanted)[0]
