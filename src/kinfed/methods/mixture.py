@@ -91,5 +91,7 @@ class Mixture(RelationMixing, Advises):
             change = uploads.theta - begin
             update = put(update, cohort, change)
         seen = put(server.seen, cohort, torch.ones_like(cohort, dtype=torch.bool))
-        sketch = renew(roster, server.sketch, cohort, self.take_vectors(roster, uploads.theta, change))
+        sketch: Tree = ()
+        if self.neighbours:
+            sketch = renew(roster, server.sketch, cohort, self.take_vectors(roster, uploads.theta, change))
         return Server(put(server.theta, cohort, uploads.theta), update, seen, sketch)

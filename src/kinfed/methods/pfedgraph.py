@@ -72,7 +72,7 @@ class PFedGraph(RelationMixing):
 
     def aggregate(self, roster: Roster, server: Tree, cohort: Tensor, uploads: Tree) -> Tree:
         seen = put(server.seen, cohort, torch.ones_like(cohort, dtype=torch.bool))
-        sketch = renew(roster, server.sketch, cohort, uploads.theta - roster.theta)
+        sketch = renew(roster, server.sketch, cohort, uploads.theta - roster.theta) if self.neighbours else ()
         return Server(put(server.theta, cohort, uploads.theta), seen, sketch)
 
     def train(self, client: Client, state: Tree, received: Tree) -> tuple[Tree, Tree]:

@@ -118,13 +118,13 @@ def sketch_rows(roster: Roster, vectors: Tensor) -> Tensor:
     return sketch_models(vectors, key(roster.seed, "relations.sketch", device=vectors.device), roster.layout)
 
 
-def renew(roster: Roster, sketch: Tree, ids: Tensor, vectors: Tensor) -> Tree:
-    """A server's `Sketches` with those of ids: [K], whose vectors: [K, d] are new; () if it keeps none."""
-    return _renew(sketch, ids, sketch_rows(roster, vectors)) if isinstance(sketch, Sketches) else ()
+def renew(roster: Roster, sketch: Sketches, ids: Tensor, vectors: Tensor) -> Sketches:
+    """A server's `Sketches` with those of ids: [K], whose vectors: [K, d] are new."""
+    return _renew(sketch, ids, sketch_rows(roster, vectors))
 
 
 def renew_directions(roster: Roster, sketch: Tree, ids: Tensor, vectors: Tensor) -> Tree:
-    """The same of vectors whose lengths say nothing: sketches of length 1."""
+    """The same of vectors whose lengths say nothing: sketches of length 1; () if it keeps none."""
     return _renew(sketch, ids, _directions(sketch_rows(roster, vectors))) if isinstance(sketch, Sketches) else ()
 
 
