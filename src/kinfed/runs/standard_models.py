@@ -232,7 +232,7 @@ def _of_numbers(data: _Data, forecasts: bool) -> Iterator[_Recipe]:
     w = _rows_of(data.weight["train"], has_target)
     if not len(x):
         return
-    mean, steps, middle = _client_means(y, who, data.clients, w=w), range(y.shape[1]), np.average(y, 0, w)
+    mean, middle = _client_means(y, who, data.clients, w=w), np.average(y, 0, w)
     yield _Recipe(MEAN, False, lambda: _constant(data, mean), form="linear")
     if forecasts:
         yield from _of_series(data, y.shape[1])
@@ -246,13 +246,27 @@ def _of_numbers(data: _Data, forecasts: bool) -> Iterator[_Recipe]:
         large,
         "linear",
     )
-    # No tree answers beyond the levels of its training windows, so series are boosted by their changes.
+    yield _Recipe(
+        f"a ridge {POOLED}",
+        True,
+        lambda: _tune_pooled(data, PENALTIES, _pooled_ridge(x, y, who, data.clients, w)),
+        large,
+    )
+    yield from _of_trees(data, has_target, forecasts)
+
+
+def _of_trees(data: _Data, has_target: NDArray[np.bool_], forecasts: bool) -> Iterator[_Recipe]:
+    """Boosting of numbers: for each client, and of all rows.
+
+    No tree answers beyond the levels of its training windows, so series are boosted by their changes.
+    """
     grown = data.as_changes() if forecasts else data
-    z, change = grown.x["train"][has_target], grown.y["train"][has_target]
-    drift, usual = _client_means(change, who, data.clients, w=w), np.average(change, 0, w)
+    x, y, who = grown.x["train"][has_target], grown.y["train"][has_target], grown.who["train"][has_target]
+    w = _rows_of(grown.weight["train"], has_target)
+    mean, middle = _client_means(y, who, data.clients, w=w), np.average(y, 0, w)
 
     def since(answers: Answers) -> Answers:
-        """What is boosted is in the units of the forecasts again."""
+        """In the units of the forecasts again."""
         return {split: item + data.last_readings(split) for split, item in answers.items()} if forecasts else answers
 
     if not data.too_large(BOOSTED, y.shape[1]) and data.rows_each >= FEWEST:
@@ -261,15 +275,10 @@ def _of_numbers(data: _Data, forecasts: bool) -> Iterator[_Recipe]:
         yield _Recipe(
             f"boosting {EACH}",
             False,
-            lambda: since(_answers(grown, _fit_each(inputs, change, who, w, boost, usual), missing=True)),
+            lambda: since(_answers(grown, _fit_each(inputs, y, who, w, boost, middle), missing=True)),
             form="trees",
         )
-    yield _Recipe(
-        f"a ridge {POOLED}",
-        True,
-        lambda: _tune_pooled(data, PENALTIES, _pooled_ridge(x, y, who, data.clients, w)),
-        large,
-    )
+    steps = range(y.shape[1])
     losses: list[dict[str, Any]] = [{"loss": "quantile", "quantile": level} for level in data.levels]
     losses = losses or [{"loss": "squared_error"}]
     many = len(steps) * len(losses)
@@ -278,9 +287,7 @@ def _of_numbers(data: _Data, forecasts: bool) -> Iterator[_Recipe]:
         f"boosting {POOLED}",
         True,
         lambda: since(
-            _together(
-                [_boost(grown, z, change[:, h], who, drift[:, h, None], loss, w) for h in steps for loss in losses]
-            )
+            _together([_boost(grown, x, y[:, h], who, mean[:, h, None], loss, w) for h in steps for loss in losses])
         ),
         large,
         quantiles=bool(data.levels),
