@@ -252,15 +252,16 @@ def _of_numbers(data: _Data, forecasts: bool) -> Iterator[_Recipe]:
         lambda: _tune_pooled(data, PENALTIES, _pooled_ridge(x, y, who, data.clients, w)),
         large,
     )
-    yield from _of_trees(data, has_target, forecasts)
+    yield from _of_trees(data, forecasts)
 
 
-def _of_trees(data: _Data, has_target: NDArray[np.bool_], forecasts: bool) -> Iterator[_Recipe]:
+def _of_trees(data: _Data, forecasts: bool) -> Iterator[_Recipe]:
     """Boosting of numbers: for each client, and of all rows.
 
     No tree answers beyond the levels of its training windows, so series are boosted by their changes.
     """
     grown = data.as_changes() if forecasts else data
+    has_target = ~np.isnan(grown.y["train"]).any(1)
     x, y, who = grown.x["train"][has_target], grown.y["train"][has_target], grown.who["train"][has_target]
     w = _rows_of(grown.weight["train"], has_target)
     mean, middle = _client_means(y, who, data.clients, w=w), np.average(y, 0, w)
