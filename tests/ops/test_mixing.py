@@ -12,7 +12,7 @@ from kinfed.core.rows import blank, put, take
 from kinfed.ops import mixing, similarity
 from kinfed.ops.mixing import add_rows, mix, weighted_mean
 from kinfed.ops.similarity import cosine, gram, inner, inner_by_layer
-from kinfed.ops.sparsify import largest, project_simplex
+from kinfed.ops.sparsify import largest, project_simplex, sort_rows
 
 float64 = torch.float64
 rows_of_numbers = st.lists(st.floats(-5, 5), min_size=1, max_size=8)
@@ -263,3 +263,14 @@ def test_the_largest_of_a_row_and_of_equals_the_first(rows, count):
     for row, kept in zip(rows, found, strict=True):
         best = sorted(range(5), key=lambda j, row=row: (-row[j], j))[:count]
         assert kept.nonzero().flatten().tolist() == sorted(best)
+
+
+def test_rows_are_sorted_as_by_either_library():
+    rows = random(3, 50).masked_fill(random(3, 50, seed=1) < 0, -torch.inf)
+    rows[:, ::7] = rows[:, :1]
+    with_grad = rows.clone().requires_grad_()
+    assert torch.equal(sort_rows(rows), rows.sort(dim=-1, descending=True).values)
+    assert torch.equal(sort_rows(rows), sort_rows(with_grad))
+    finite = random(3, 50)
+    assert torch.equal(project_simplex(finite), project_simplex(finite, torch.ones(3, 50)))
+    assert torch.equal(project_simplex(finite), project_simplex(finite.requires_grad_()))

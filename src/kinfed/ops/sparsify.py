@@ -1,7 +1,9 @@
 """Operations that make weights sparse and keep them weights of a mean."""
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor
 
 
 def project_simplex(rows: Tensor, counts: Tensor | None = None) -> Tensor:
@@ -10,12 +12,23 @@ def project_simplex(rows: Tensor, counts: Tensor | None = None) -> Tensor:
     With counts: [..., N] each entry stands for so many equal ones, and the result has the sum over these.
     """
     rows = rows - rows.amax(-1, keepdim=True)  # the projection is the same, and beside large numbers 1 is not lost
-    ordered, order = rows.sort(dim=-1, descending=True)
-    counts = torch.ones_like(rows) if counts is None else counts.expand_as(rows)
-    many = counts.gather(-1, order)
+    if counts is None or (counts == 1).all():
+        ordered, counts = sort_rows(rows), torch.ones_like(rows)
+        many = counts
+    else:
+        ordered, order = rows.sort(dim=-1, descending=True)
+        counts = counts.expand_as(rows)
+        many = counts.gather(-1, order)
     level = ((ordered * many).cumsum(-1) - 1) / many.cumsum(-1)
     active = (ordered - level > 0).sum(-1, keepdim=True)
     return counts * (rows - level.gather(-1, active - 1)).clamp(min=0)
+
+
+def sort_rows(rows: Tensor) -> Tensor:
+    """[..., N] each row from its largest entry down; by NumPy where it can, as PyTorch sorts places beside entries."""
+    if rows.device.type != "cpu" or rows.requires_grad or is_functorch_wrapped_tensor(rows):
+        return rows.sort(dim=-1, descending=True).values
+    return torch.from_numpy(np.sort(rows.numpy(), axis=-1)).flip(-1)
 
 
 def to_rows(weights: Tensor) -> Tensor:
