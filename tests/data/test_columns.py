@@ -320,10 +320,10 @@ def test_a_column_without_a_value_in_training_rows_is_no_input():
 
 def test_words_for_a_missing_number_are_holes_and_others_are_refused(tmp_path):
     path = tmp_path / "t.csv"
-    cells = ["NA", "n/a", "null", "?", "", " ", "nan", *(str(i) for i in range(33))]
+    cells = ["NA", "n/a", "null", "?", ".", "", " ", "nan", *(str(i) for i in range(33))]
     path.write_text("who,x,y\n" + "".join(f"{'AB'[i % 2]},{cell},{i % 5}.5\n" for i, cell in enumerate(cells)))
     federation = kinfed.from_csv(path, **HOW)
-    assert int(federation.x[:, 1].sum()) == 7
+    assert int(federation.x[:, 1].sum()) == 8
     path.write_text(path.read_text().replace("n/a", "none"))
     with pytest.raises(UsageError, match=r"line 3, column 'x': 'none' is not a number; correct it"):
         kinfed.from_csv(path, **HOW)

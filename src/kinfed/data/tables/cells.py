@@ -15,7 +15,7 @@ from ...errors import UsageError
 if TYPE_CHECKING:
     import polars
 
-MISSING = {"na", "n/a", "n.a.", "#n/a", "<na>", "null", "?", "-", "--"}  # among numbers and dates
+MISSING = {"na", "n/a", "n.a.", "#n/a", "<na>", "null", "?", "-", "--", "."}  # among numbers and dates
 TRUTH = {"true": 1.0, "false": 0.0}
 SPACE = r" \x{a0}\x{202f}"  # a blank, and those of typography, between thousands
 UNIT = r"%|€|\$|£|¥|₹|(?:EUR|USD|GBP|CHF|JPY|CNY|INR|AUD|CAD|SEK|NOK|DKK|PLN|CZK|BRL|MXN|ZAR)\b"
