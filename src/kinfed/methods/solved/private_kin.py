@@ -31,6 +31,7 @@ class PrivateKin(PrivatePooling):
 
     centres: Count = 6  # K, as many as there may be groups, 2 or more
 
+    reach: ClassVar[float] = 1.5  # so that the clip leaves shares, which have no such unit, as they are
     weighs: ClassVar[str] = "clients share centres and variances, and no one knows to which a client belongs"
 
     def __post_init__(self) -> None:

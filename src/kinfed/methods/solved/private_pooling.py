@@ -22,7 +22,6 @@ from .mixed_model import Products, moments_of
 from .own_ridge import About, lean, place_about
 from .partial_pooling import coefficients_of, head_of, model_of
 
-REACH = 1.5  # the unit of a step's length, over the root of the number of inputs: a usual step is 0.8 of it
 LEAST, MOST = 1e-3, 1e4  # bounds of variances, of targets whose variance is 1
 CONSTANTS, SLOPES = (1.0, 3.0), (0.03, 0.1, 0.3, 1.0)  # deviations that the same may have, of labels and counts
 LARGEST = 4.0  # of a client's squared errors over the noise
@@ -46,7 +45,7 @@ class Sent(NamedTuple):
 class Step(NamedTuple):
     """How a client would move what all share; the server gets the mean over clients."""
 
-    # [K f c + f + 1] of the centres, the variances and the noise, in units of REACH; and [K] shares, if K is above 1
+    # [K f c + f + 1] of the centres, the variances and the noise, in units of `reach`; and [K] shares, if K is above 1
     step: Averaged
 
 
@@ -92,6 +91,9 @@ class PrivatePooling(Method, Averages, Explains, Solves):
     nothing depends on the order of classes.
     """
 
+    # The unit of a step's length, over the root of the number of inputs. A usual step is 1.2 long, so the clip makes
+    # most clients' steps alike in length. That slows EM, but costs less than the noise that a longer step would need.
+    reach: ClassVar[float] = 0.5
     origin: ClassVar[Origin] = "fixed"
     solves: ClassVar[bool] = True
     takes_gradients: ClassVar[bool] = False
@@ -128,7 +130,8 @@ class PrivatePooling(Method, Averages, Explains, Solves):
         squares = (away.square() + covariance.diagonal(dim1=1, dim2=2)) / spread
         wider = _narrow(belongs @ squares - 1, received.spread) / 2
         shift = belongs[:, None] * away / spread.sqrt()
-        step = torch.cat([shift.flatten(), wider, belongs @ errors[:, None] - 1]) / (REACH * math.sqrt(len(spread)))
+        step = torch.cat([shift.flatten(), wider, belongs @ errors[:, None] - 1])
+        step = step / (self.reach * math.sqrt(len(spread)))
         step = step if len(belongs) == 1 else torch.cat([step, belongs])
         return () if takes(client.task) else rows, Step(step.to(received.theta.dtype))
 
@@ -160,10 +163,11 @@ class PrivatePooling(Method, Averages, Explains, Solves):
         count, width = server.centres.shape
         step, f = uploads.step.double(), len(server.spread)
         shares = server.shares if count == 1 else step[-count:].clamp(min=FEWEST / count)
-        step = step[: count * width + f + 1] * REACH * math.sqrt(width)
+        step = step[: count * width + f + 1] * self.reach * math.sqrt(width)
         shift, wider, error = step[: count * width].view(count, width) / shares[:, None], step[-f - 1 : -1], step[-1]
         # Wider is about the former centres: what these move, noise left aside, explains a part of it.
-        explained = (shift.square() - _vary(roster, cohort) * width / shares[:, None].square()).clamp(min=0)
+        vary = self.reach**2 * width * _vary(roster, cohort)
+        explained = (shift.square() - vary / shares[:, None].square()).clamp(min=0)
         grown = (1 + 2 * wider - _narrow(shares @ explained, server.spread)).clamp(SHRINKS[0], GROWS[0])
         spread = server.spread * self.limit_growth(roster, grown)
         noise = (server.noise * (1 + error).clamp(SHRINKS[1], GROWS[1])).clamp(LEAST, MOST)
@@ -258,11 +262,11 @@ def measure_squares(rows: Products | Rows | Labels, coefficients: Tensor, covari
 
 
 def _vary(roster: Roster, cohort: Tensor) -> float:
-    """The variance of the noise of an entry of the mean step, times the square of REACH."""
+    """The variance of the noise of an entry of the mean step."""
     privacy = roster.training.noise
     if privacy is None:
         return 0.0
-    return (REACH * privacy.clip * find_noise(privacy, roster.rounds) / len(cohort)) ** 2
+    return (privacy.clip * find_noise(privacy, roster.rounds) / len(cohort)) ** 2
 
 
 def _regress_alone(rows: Rows | Labels, centres: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
