@@ -18,7 +18,7 @@ from kinfed.data.tables.column_statistics import NumberStatistics, WordStatistic
 from kinfed.data.tables.columns import Calendar, Category, Number, Unused
 from kinfed.data.tables.encoder import moments, of_column
 from kinfed.data.tables.open_table import frame_of, open_table
-from kinfed.data.tables.schema import Description, Raw, of_clients, raw_of
+from kinfed.data.tables.schema import Description, Raw, describe_clients, raw_of
 
 HOW = {"client": "who", "target": "y"}
 
@@ -56,7 +56,7 @@ def test_clients_statistics_merged_describe_a_table_as_all_rows_do():
         frame = frame_of(table[rows.tolist()])
         kinds = {column.name: column.kind for column in whole.inputs}
         parts[name] = {one: of_column(raw_of(frame, one, kind), kind) for one, kind in kinds.items()}
-    found = of_clients("who", parts, "auto")
+    found = describe_clients("who", parts, "auto")
     assert [column.kind for column in found.inputs] == ["number", "number", "category", "date"]
     assert set(found.clients["C0"]) == {"x2"}
     for one, other in zip(found.inputs, whole.inputs, strict=True):

@@ -384,14 +384,7 @@ def carry_out(
     `terms` has the `budget` and the `seeds`, and whatever else a choice that goes on must share with its begin.
     """
     folds = terms["seeds"]
-    if not any(len(rows) for rows in arena.federation.rows["validation"]):
-        raise UsageError(
-            "choosing needs validation examples, and no client has any; set federation.split.validation above 0"
-        )
-    if not isinstance(folds, int) or isinstance(folds, bool) or folds < 1:
-        raise UsageError(f"seeds counts how often a candidate is trained: a whole number from 1; got {folds!r:.80}")
-    if arena.federation.in_order and folds > 1:
-        raise UsageError("examples that are split in time order have one set for validation; leave seeds out")
+    _check_folds(arena.federation, folds)
     allowed = allowance(arena, tried, terms)
     plan = plan_rungs(arena, tried, allowed, folds)
     standings = successive_halving.run(tried, plan, folds, advance, arena.look, on_rung)
@@ -425,11 +418,23 @@ def carry_out(
     if refit:
         with note_failure(problems, "models are not trained once more on all rows"):
             every = {"kin": won, **{base: (bases[base], runs[base]) for base in runs}}
-            keep = {kind: pair for kind, pair in every.items() if kind == "kin" or kind in answers.values()}
-            for kind, (standing, run) in keep.items():
+            for kind in dict.fromkeys(["kin", *answers.values()]):
+                standing, run = every[kind]
                 on_begin(Entry(standing.candidate, 0))
                 again[kind] = arena.refit(run, standing.candidate)
     return Choice(standings, *won, runs, bases, answers, worth, problems, folds, allowed, trained, standard, again)
+
+
+def _check_folds(federation: Federation, folds: Any) -> None:
+    """Raise UsageError unless candidates can be compared on so many sets of validation examples."""
+    if not any(len(rows) for rows in federation.rows["validation"]):
+        raise UsageError(
+            "choosing needs validation examples, and no client has any; set federation.split.validation above 0"
+        )
+    if not isinstance(folds, int) or isinstance(folds, bool) or folds < 1:
+        raise UsageError(f"seeds counts how often a candidate is trained: a whole number from 1; got {folds!r:.80}")
+    if federation.in_order and folds > 1:
+        raise UsageError("examples that are split in time order have one set for validation; leave seeds out")
 
 
 def _prefer_standard(

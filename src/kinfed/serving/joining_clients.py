@@ -53,17 +53,7 @@ def of_table(saved: Run, path: Path, edges: Path | None) -> list[Newcomer]:
 
     Everything is done to its rows that was done to training rows. Raises UsageError for rows that do not fit.
     """
-    description, experiment = saved.description, saved.experiment
-    if description is None and saved.summary.sites is not None:
-        raise UsageError(
-            f"{saved.folder} was not trained on tables whose rows are examples, so no newcomer's file can be read as "
-            "its sites' were"
-        )
-    if experiment is None or description is None:
-        raise UsageError(
-            f"{saved.folder} was not trained on rows of a table, so newcomers come from its own data: leave some "
-            "out with federation.newcomers, and leave --data out"
-        )
+    experiment, description = _read_experiment(saved)
     frame = open_table(path).with_joined(description.client)
     targets = [target.name for target in description.targets]
     if lacking := [name for name in targets if name not in frame.columns]:
@@ -101,6 +91,22 @@ def of_table(saved: Run, path: Path, edges: Path | None) -> list[Newcomer]:
         order = _shuffle(rows, saved, name)
         result.append(Newcomer(name, x, y, order, part["test"], saved.task, links, scales.get(name, {}), weights))
     return result
+
+
+def _read_experiment(saved: Run) -> tuple[config.Experiment, Description]:
+    """The experiment of a run, and the description of its columns; raises UsageError if it had no rows of a table."""
+    description, experiment = saved.description, saved.experiment
+    if description is None and saved.summary.sites is not None:
+        raise UsageError(
+            f"{saved.folder} was not trained on tables whose rows are examples, so no newcomer's file can be read as "
+            "its sites' were"
+        )
+    if experiment is None or description is None:
+        raise UsageError(
+            f"{saved.folder} was not trained on rows of a table, so newcomers come from its own data: leave some "
+            "out with federation.newcomers, and leave --data out"
+        )
+    return experiment, description
 
 
 def _keep_weighted(frame: Frame, weight: str, description: Description) -> Frame:

@@ -28,7 +28,7 @@ from kinfed.data.tables.covariates import leads_of, names_of
 from kinfed.data.tables.frame import natural
 from kinfed.data.tables.moments import SHARED
 from kinfed.data.tables.row_examples import CALLED, EMPTY, NAMES_ROWS
-from kinfed.data.tables.schema import Description, Own, Target, of_clients
+from kinfed.data.tables.schema import Description, Own, Target, describe_clients
 from kinfed.data.tables.series_examples import calendar_of
 from kinfed.data.tables.times import Clock
 from kinfed.errors import RunError, UsageError
@@ -264,7 +264,7 @@ class Describing:
     def _describe_columns(self) -> Description:
         """The description of the columns; sites whose numbers are far from all others' have scales of their own."""
         deployment, usual = self.planned.deployment, self._without_odd(self.by_site)
-        description = of_clients("", usual, deployment.scale, deployment.categories)
+        description = describe_clients("", usual, deployment.scale, deployment.categories)
         self._warn_of_units(usual)
         shared = {column.name: column for column in description.inputs if isinstance(column, Number)}
         clients = {client: dict(description.clients.get(client, {})) for client in self.by_site}

@@ -15,7 +15,7 @@ from .column_statistics import Statistics
 from .columns import Column, Number, part_scales
 from .encoder import of_column
 from .frame import Frame
-from .schema import Description, Raw, Scale, of_clients, raw_of
+from .schema import Description, Raw, Scale, describe_clients, raw_of
 from .words import Codes, Numbers
 
 
@@ -63,7 +63,7 @@ class Covariates:
 
     def describe(self, seen: NDArray[np.bool_]) -> Description:
         """The columns as inputs, by the cells that are seen: [N, T]."""
-        return of_clients(self.client, self.statistics(seen), self.scale, self.categories)
+        return describe_clients(self.client, self.statistics(seen), self.scale, self.categories)
 
     def complete(self, former: Description, seen: NDArray[np.bool_]) -> Description:
         """A description from before, with scales of their own for clients that it does not know, if others have such.
@@ -173,30 +173,33 @@ def describe_faults(frame: Frame, covariates: Covariates, grid: Grid, readings: 
     """Columns that end before readings: [N, T], never begin, or count time, and categories of one client, in words."""
     row_of = np.full(grid.shape, -1)
     row_of[grid.who, grid.place] = grid.rows
-    last = _last(readings)
+    last, owners = _last(readings), covariates.owners
     for name, (values, texts) in covariates.cells.items():
-        ends = _last(values)
-        stale = np.flatnonzero((ends >= 0) & (last - ends >= (1 if name in covariates.ahead else past)))
-        if len(stale):
+        ends, needed = _last(values), 1 if name in covariates.ahead else past
+        if len(stale := np.flatnonzero((ends >= 0) & (last - ends >= needed))):
             i = int(stale[0])
             more = f" (as at {several(len(stale) - 1, 'more client')})" if len(stale) > 1 else ""
             yield (
-                f"{frame[name].place(row_of[i, ends[i]])}: this is the last value of client '{covariates.owners[i]}', "
+                f"{frame[name].place(row_of[i, ends[i]])}: this is the last value of client '{owners[i]}', "
                 f"{several(int(last[i] - ends[i]), 'step')} before its last reading{more}, and stands for all later "
                 "ones; fill them in, or leave the column out with ignore"
             )
         if (empty := np.flatnonzero(ends < 0).tolist()) and len(empty) < len(ends):
-            who = list_names([covariates.owners[i] for i in empty])
+            who = list_names([owners[i] for i in empty])
             yield f"{frame.name}: '{name}' has no value in any row of {who}, and is taken to be as at most rows there"
-        present = [] if texts else [row[~np.isnan(row)] for row in values]
-        if any(len(row) > 1 for row in present) and all((np.diff(row) > 0).all() for row in present):
-            row = int(grid.rows[0])
+        if not texts and _rises(values):
             yield (
-                f"{frame[name].place(row)}: '{name}' rises from row to row at every client, as counters do, so "
-                "forecasts lie beyond all that was trained on; leave it out with ignore"
+                f"{frame[name].place(int(grid.rows[0]))}: '{name}' rises from row to row at every client, as counters "
+                "do, so forecasts lie beyond all that was trained on; leave it out with ignore"
             )
-        if texts and len(covariates.owners) > 1:
-            yield from _lonely(frame, name, Raw(values, texts), row_of, covariates.owners)
+        if texts and len(owners) > 1:
+            yield from _lonely(frame, name, Raw(values, texts), row_of, owners)
+
+
+def _rises(values: Numbers) -> bool:
+    """Whether every client's known values: [N, T] rise from each to the next, of one client at least."""
+    present = [row[~np.isnan(row)] for row in values]
+    return any(len(row) > 1 for row in present) and all((np.diff(row) > 0).all() for row in present)
 
 
 def _last(values: Numbers) -> Codes:

@@ -48,7 +48,7 @@ def read(path: Path) -> "tuple[list[str], polars.DataFrame]":
     for warning in text.warnings:
         warnings.warn(f"{path}: {warning}", stacklevel=5)
     heading = _heading(text)
-    table = _quick(text, len(heading))
+    table = _read_quickly(text, len(heading))
     if table is None or not _fits(text, table):
         held = [cells for _, cells in _rows(text)]
         columns = zip(*held, strict=True) if held else [()] * len(heading)
@@ -148,7 +148,7 @@ def _separator(text: Text) -> str:
     return best if same[best][0] > 1 else max(widths, key=lambda mark: widths[mark][0])
 
 
-def _quick(text: Text, width: int) -> "polars.DataFrame | None":
+def _read_quickly(text: Text, width: int) -> "polars.DataFrame | None":
     """What polars makes of a file, lines of blanks left out; None if it refuses."""
     import polars
 

@@ -126,7 +126,7 @@ def _postgres(address: str, name: str, query: str) -> "polars.DataFrame":
         try:
             with psycopg.connect(address, **options) as connection:
                 connected = True
-                return _answer(connection, name, query)
+                return _run_query(connection, name, query)
         except psycopg.Error as problem:
             if not _is_lost(problem, connected or attempt > 1):
                 raise UsageError(_explain_error(address, name, problem, connected)) from None
@@ -138,7 +138,7 @@ def _postgres(address: str, name: str, query: str) -> "polars.DataFrame":
     raise DataError(f"{lost}, {several(ATTEMPTS, 'time')}; look at the server and the network, then try again")
 
 
-def _answer(connection: Any, name: str, query: str) -> "polars.DataFrame":
+def _run_query(connection: Any, name: str, query: str) -> "polars.DataFrame":
     """The answer to a query in one transaction, fetched in batches."""
     import polars
     from psycopg.types.numeric import FloatLoader

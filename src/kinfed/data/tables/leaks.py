@@ -241,8 +241,7 @@ def _persons_by_cells(columns: Mapping[str, Raw], who: Codes) -> Iterator[tuple[
     for name, raw in columns.items():
         if np.isnan(raw.values).any() or (not raw.texts and (raw.values % 1 != 0).any()):
             continue
-        drawn = np.ascontiguousarray(raw.values).view(np.uint64) * np.uint64(0x9E3779B97F4A7C15) >> np.uint64(40)
-        rows = np.flatnonzero(drawn % np.uint64(max(1, len(who) // PERSONS)) == 0)  # all rows of some values
+        rows = _draw_by_value(raw.values, max(1, len(who) // PERSONS))
         values, codes, counts = np.unique(raw.values[rows], return_inverse=True, return_counts=True)
         if len(values) < MANY or counts[codes].mean() > EACH or np.median(counts) < 2:
             continue
@@ -309,6 +308,12 @@ def _left_of_neighbours(x: Numbers, y: Numbers) -> float:
     y = y[np.argsort(x, kind="stable")]
     rest = y[1:-1] - (y[:-2] + y[2:]) / 2
     return float(rest.std() / 1.5**0.5 / y.std()) if y.std() > 0 else 1.0
+
+
+def _draw_by_value(values: Numbers, times: int) -> Codes:
+    """[m] all rows of about one in so many different values: [n], the same in every run."""
+    hashes = np.ascontiguousarray(values).view(np.uint64) * np.uint64(0x9E3779B97F4A7C15) >> np.uint64(40)
+    return np.flatnonzero(hashes % np.uint64(times) == 0)
 
 
 def _left_at_clients(x: Numbers, y: Numbers, who: Codes) -> float:

@@ -29,7 +29,7 @@ def open_table(source: str | Path, query: str = "") -> Frame:
     that does not fit its heading.
     """
     if is_address(source):
-        return _answer(str(source), query)
+        return _read_database(str(source), query)
     if query:
         raise UsageError(f"{source} is not a database; leave the query out")
     path = Path(source)
@@ -80,7 +80,8 @@ def frame_of(data: Any, name: str = "the frame") -> Frame:
     return Frame(name, table, lambda row: f"{name}, row {row + 1}", strange)
 
 
-def _answer(address: str, query: str) -> Frame:
+def _read_database(address: str, query: str) -> Frame:
+    """What a query finds, in order of the cells; a row's place is where the database gave it."""
     import polars
 
     name, table = fetch(address, query)

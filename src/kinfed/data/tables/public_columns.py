@@ -9,7 +9,7 @@ from ..dataset import Dataset
 from .columns import Category, Unused
 from .disclosure import read_public
 from .encoder import Preparation
-from .schema import Description, Target, of_clients
+from .schema import Description, Target, describe_clients
 
 
 def describe_publicly(dataset: Dataset, columns: Mapping[str, Any]) -> Dataset:
@@ -26,7 +26,9 @@ def describe_publicly(dataset: Dataset, columns: Mapping[str, Any]) -> Dataset:
             f"federation.dataset.scale='{table.scale}' takes clients' own rows, which have no price under privacy"
         )
     public = read_public(table.kinds, [] if dataset.classes else table.targets, columns)
-    description = of_clients(table.client, {"": {name: public[name] for name in table.kinds}}, most=table.categories)
+    description = describe_clients(
+        table.client, {"": {name: public[name] for name in table.kinds}}, most=table.categories
+    )
     targets = [Target(table.targets[0], tuple(dataset.classes))]
     if not dataset.classes:
         numbers: list[Any] = [public[name] for name in table.targets]
@@ -42,7 +44,7 @@ def is_public(description: Description, columns: Mapping[str, Any]) -> bool:
     """Whether inputs are as `describe_publicly` makes them: scaled by public ranges, of categories that are public."""
     used = [column for column in description.inputs if not isinstance(column, Unused)]
     try:
-        public = of_clients("", {"": read_public({column.name: column.kind for column in used}, [], columns)})
+        public = describe_clients("", {"": read_public({column.name: column.kind for column in used}, [], columns)})
     except UsageError:  # of some nothing is public, or what is public is of another kind
         return False
     return all(_is_as(column, wanted, columns) for column, wanted in zip(used, public.inputs, strict=True))

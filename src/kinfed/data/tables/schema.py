@@ -350,7 +350,7 @@ def _check_names(inputs: Sequence[Column]) -> None:
             of[part] = column.name
 
 
-def of_clients(
+def describe_clients(
     client: str, parts: Mapping[str, Mapping[str, Statistics]], scale: Scale = "federation", most: int = 50
 ) -> Description:
     """The description by what clients say of their training rows, by their names and then by column."""
