@@ -77,6 +77,13 @@ CASES = {  # name: module, pooled examples, task, targets
     "rnn of gru": lambda: (recurrent("rnn", cell="gru"), windows(), Classification(4), labels()),
     "gru": lambda: (recurrent("gru"), windows(), Forecasting(1.0, 2.0), readings()),
     "gru, squared": lambda: (recurrent("gru"), windows(), Forecasting(1.0, 2.0, "squared"), readings()),
+    "changes": lambda: (MODELS["changes"]((6, 2), 4), windows(), Forecasting(1.0, 2.0), readings()),
+    "changes-mlp": lambda: (
+        MODELS["changes-mlp"]((6, 2), 4, hidden=(5, 3)),
+        windows(),
+        Forecasting(1.0, 2.0, "squared"),
+        readings(),
+    ),
     "gru, one feature": lambda: (recurrent("gru", 1), windows()[..., :1], Regression(), draw(N, 4)),
 }
 
@@ -269,7 +276,11 @@ def tied():
         (nn.Linear(4, 2), (3, 4), "examples with one axis"),
         (nn.Sequential(nn.Flatten(2), nn.Linear(4, 2)), (3, 2, 2), "Flatten has a fused form only if"),
         (celled(nn.LSTM(2, 7)), (6, 2), "LSTM has no fused form"),
-        (nn.Sequential(nn.Flatten(), recurrent("rnn")), (6, 2), "recurrent layer has a fused form only where it comes"),
+        (
+            nn.Sequential(nn.Flatten(), recurrent("rnn")),
+            (6, 2),
+            "layer of windows has a fused form only where it comes",
+        ),
     ],
 )
 def test_what_has_no_fused_form_is_named(module, shape, why):

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import UsageError
+from ..ops.fused import FORMS, FromLast, Linear, parts
 
 
 class Changes(nn.Module):
@@ -43,6 +44,11 @@ class Since(nn.Linear):
     def forward(self, z: Tensor) -> Tensor:
         """[B, inputs + starts] to [B, outputs]."""
         return super().forward(z[..., : -self.starts]) + z[..., -self.starts :]
+
+
+FORMS[Changes] = lambda m, path: [
+    FromLast([*parts(m.hidden, f"{path}hidden."), Linear(m.head, f"{path}head.")]),
+]
 
 
 def changes(shape: tuple[int, ...], classes: int) -> nn.Module:

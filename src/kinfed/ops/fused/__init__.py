@@ -1,8 +1,21 @@
 """Fused local training: plain SGD on many clients' dense or recurrent models at once, without autograd."""
 
-from .dense import Plain
+from .dense import FromLast, Linear, Plain
 from .descent import FORMS, LOSSES, Fused, parts
 from .recurrent import forecaster, last_state
 from .step import Batches, Descent, Unfused
 
-__all__ = ["FORMS", "LOSSES", "Batches", "Descent", "Fused", "Plain", "Unfused", "forecaster", "last_state", "parts"]
+__all__ = [
+    "FORMS",
+    "LOSSES",
+    "Batches",
+    "Descent",
+    "FromLast",
+    "Fused",
+    "Linear",
+    "Plain",
+    "Unfused",
+    "forecaster",
+    "last_state",
+    "parts",
+]

@@ -1,12 +1,12 @@
 """Fused dense layers: flattening, activations and linear layers, and these where their inputs never change."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from .step import Descent, Named, Step
+from .step import Descent, Named, Part, Step
 
 _aten = torch.ops.aten
 
@@ -93,6 +93,30 @@ class Linear:
         if self.bias:
             step.descend_sum(self.bias, g)
         return below
+
+
+class FromLast:
+    """Layers of windows [k, m, past, F] whose readings, the first feature, are less the last one, which is added again.
+
+    See models/changes.py.
+    """
+
+    def __init__(self, layers: Sequence[Part]) -> None:
+        self._layers = tuple(layers)
+        self.names = tuple(name for layer in layers for name in layer.names)
+
+    def forward(self, tensors: Named, x: Tensor, before: Any = None) -> tuple[Tensor, list[Any]]:
+        last, saved = x[:, :, -1, :1], list[Any]()  # [k, m, 1]
+        z = torch.cat([x[..., 0] - last, x[..., 1:].flatten(2)], 2)
+        for layer in self._layers:
+            z, kept = layer.forward(tensors, z, None)
+            saved.append(kept)
+        return z + last, saved
+
+    def backward(self, tensors: Named, saved: list[Any], g: Tensor, step: Step, deep: bool) -> Tensor:
+        for i in reversed(range(len(self._layers))):
+            g = self._layers[i].backward(tensors, saved[i], g, step, deep=i > 0)
+        return g
 
 
 class Span:

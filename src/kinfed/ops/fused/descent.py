@@ -20,12 +20,13 @@ from ...core.layers import is_plain
 from ...core.layout import Layout
 from ...core.rows import blank
 from ...core.tasks import Classification, Counts, Forecasting, Quantiles, Regression, Task
-from .dense import Activation, Flatten, Linear, Plain, Span, relu_backward, sigmoid_backward, tanh_backward
+from .dense import Activation, Flatten, FromLast, Linear, Plain, Span, relu_backward, sigmoid_backward, tanh_backward
 from .recurrent import Forecaster, LastState
 from .step import Batches, Descent, Named, Part, Step, Unfused
 
 CACHE = 1 << 22  # bytes of parameters in a block of clients, which should stay in the cache from step to step
 MOST = 32  # clients in a block
+FIRST = LastState | Forecaster | FromLast  # what reads windows of series
 SAVED = 2 / 3  # a layer is trained in the span of its inputs for at most this share of the usual multiplications
 
 
@@ -112,10 +113,10 @@ class Fused:
         layers = parts(module)
         if type(task) not in LOSSES:
             raise Unfused(f"the loss of {type(task).__name__} has no fused form")
-        if len(example) > 1 and not isinstance(layers[0], Flatten | LastState | Forecaster):
+        if len(example) > 1 and not isinstance(layers[0], Flatten | FIRST):
             raise Unfused("only examples with one axis, or flattened at once, have a fused form")
-        if any(isinstance(part, LastState | Forecaster) for part in layers[1:]):
-            raise Unfused("a recurrent layer has a fused form only where it comes first")
+        if any(isinstance(part, FIRST) for part in layers[1:]):
+            raise Unfused("a layer of windows has a fused form only where it comes first")
         used = [name for part in layers for name in part.names]
         if added := sorted(layout.names.difference(used)):
             raise Unfused(f"'{added[0]}', a tensor that its layer does not have by itself, has no fused form")
