@@ -560,3 +560,12 @@ def test_weighted_quantiles_are_those_of_repeated_rows():
         rows = values[:, ahead].repeat(weights[:, ahead].astype(int))
         np.testing.assert_array_equal(quantiles[:, ahead], np.quantile(rows, levels.numpy(), method="inverted_cdf"))
     assert (partial_pooling.weighted_quantiles(torch.ones(3, 2), torch.zeros(3, 2), every) == 0).all()
+
+
+def test_a_matrix_without_an_inverse_has_that_of_its_other_directions():
+    """As a client's has where an exact answer leaves no noise; worked out by hand, beside one that has an inverse."""
+    regular = torch.tensor([[2.0, 0.5], [0.5, 1.0]], dtype=torch.float64)
+    singular = torch.diag(torch.tensor([0.0, 4.0], dtype=torch.float64))
+    first, second = partial_pooling.inverse(torch.stack([regular, singular]))
+    assert first.flatten().tolist() == pytest.approx([4 / 7, -2 / 7, -2 / 7, 8 / 7])
+    assert second.tolist() == [[0, 0], [0, 0.25]]
