@@ -75,29 +75,18 @@ class Answers:
             names = tuple(target.name for target in targets)
             if targets[0].classes:
                 return cls(names, targets[0].classes)
+            if plain:
+                return cls(names)
             mean, deviation = (tuple(getattr(target, part) for target in targets) for part in ("mean", "deviation"))
-            return (
-                cls(names)
-                if plain
-                else cls(
-                    targets=names,
-                    classes=(),
-                    mean=mean,
-                    deviation=deviation,
-                    counts=counts,
-                    quantiles=(),
-                    bounds=read_bounds(description),
-                )
-            )
+            bounds = read_bounds(description)
+            return cls(targets=names, mean=mean, deviation=deviation, counts=counts, bounds=bounds)
         if len(scales := list(scale.get("targets", {}).values())) == 1:
             name = scale.get("series", {}).get("target", "reading")
+            if plain:
+                return cls((name,))
             count = summary.data.outputs or 1
             mean, deviation = ((scales[0][part],) * count for part in ("mean", "deviation"))
-            return (
-                cls((name,))
-                if plain
-                else cls(targets=(name,), classes=(), mean=mean, deviation=deviation, counts=False, quantiles=quantiles)
-            )
+            return cls(targets=(name,), mean=mean, deviation=deviation, quantiles=quantiles)
         if summary.metric.name not in get_args(Scored):
             return cls()
         classes = summary.data.classes

@@ -260,7 +260,7 @@ def _of_trees(data: _Data, forecasts: bool) -> Iterator[_Recipe]:
 
     No tree answers beyond the levels of its training windows, so series are boosted by their changes.
     """
-    grown = data.as_changes() if forecasts else data
+    grown = data.as_changes() if forecasts and not data.too_large() else data  # a copy, which many rows do without
     has_target = ~np.isnan(grown.y["train"]).any(1)
     x, y, who = grown.x["train"][has_target], grown.y["train"][has_target], grown.who["train"][has_target]
     w = _rows_of(grown.weight["train"], has_target)

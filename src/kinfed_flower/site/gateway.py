@@ -66,7 +66,8 @@ def table_of(examples: Path | Frame) -> Frame:
 def split_by_client(examples: Path | Frame, column: str, site: str, folder: Path) -> dict[str, Path]:
     """A file of its own for each client that a column names, by the client's name; see `names_in` for errors."""
     frame = table_of(examples)
-    names, codes = names_in(frame, column, site), frame.with_joined(column)[column].words().codes
+    joined = frame.with_joined(column)
+    names, codes = names_in(joined, column, site), joined[column].words().codes
     make_folder(folder)
     files = {name: folder / f"{name}.parquet" for name in names}
     for name, code in names.items():

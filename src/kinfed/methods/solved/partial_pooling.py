@@ -596,11 +596,12 @@ def step_back(server: Server, length: float) -> Server:
 def inverse(matrix: Tensor) -> Tensor:
     """Of positive definite [..., f, f]; without the directions in which rounding has made it none."""
     factor, info = torch.linalg.cholesky_ex(matrix)
-    if bool((wrong := info > 0).any()):
-        factor[wrong] = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)  # it may have zeros
-    inverse: Tensor = torch.cholesky_inverse(factor)
-    if bool(wrong.any()):
-        inverse[wrong] = torch.linalg.pinv(matrix[wrong], rtol=ROUNDING, hermitian=True)
+    wrong = info > 0
+    if not wrong.any():
+        return torch.cholesky_inverse(factor)
+    factor[wrong] = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)  # it may have zeros
+    inverse = torch.cholesky_inverse(factor)
+    inverse[wrong] = torch.linalg.pinv(matrix[wrong], rtol=ROUNDING, hermitian=True)
     return inverse
 
 
