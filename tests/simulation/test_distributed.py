@@ -73,21 +73,31 @@ def test_when_one_process_fails_all_end_and_one_alone_goes_on_from_there(tmp_pat
 SHARED = """
 import sys, torch
 from torch import nn
-from kinfed import SGD, Execution, Federation, RunError, Training, fit
+from kinfed import SGD, Execution, Federation, Privacy, RunError, Training, fit
 from kinfed.methods import METHODS
 from kinfed.simulation import distributed, evaluation, state_store as states
 from kinfed.simulation.distributed import Distributed
 from kinfed.methods import Local
 from kinfed.core.model import Model
 
-def trained(method):
+PRIVATE = {
+    "row": {"clip": 0.5, "unit": "row"},
+    "few": {"clip": 0.5, "unit": "row"},  # one client in all, so that a process trains none
+    "client": {"delta": 1e-3, "clip": 0.5, "unit": "client"},
+    "masks": {"epsilon": None, "masked": True},
+}
+
+def trained(name):
+    method, _, unit = name.partition("/")
+    privacy = {"privacy": Privacy(**{"epsilon": 8.0, **PRIVATE[unit]})} if unit else {}
     large = method == "local"  # to be kept in memory
     evaluation.KEPT = states.LARGE = 0 if large else 1 << 30
     x = torch.randn(150, 4, generator=torch.Generator().manual_seed(1))
     owner = torch.arange(150) % 7 % 5  # unequal sizes
     data = Federation.from_arrays(x, (x[:, 0] > 0).long(), owner)
     torch.manual_seed(2)
-    how = {"rounds": 3, "participation": 0.5, "training": Training(2, 8, SGD(0.1)), "execution": Execution("loop")}
+    length = {"rounds": 1, "participation": 0.2} if unit == "few" else {"rounds": 3, "participation": 0.5}
+    how = length | {"training": Training(2, 8, SGD(0.1), **privacy), "execution": Execution("loop")}
     run = fit(METHODS[method](), data, nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)), **how)
     evaluation.KEPT = states.LARGE = 1 << 30
     return data, run
@@ -95,11 +105,12 @@ def trained(method):
 if __name__ == "__main__":
     alone = torch.load(sys.argv[1])
     with distributed.group():
-        for method, (models, scores) in alone.items():
+        for method, (models, scores, privacy) in alone.items():
             device = torch.device("meta" if method == "scaffold" else "cpu")  # as if for a device of their own
             distributed.pick_device = lambda name: device
             data, run = trained(method)
             assert "divided among 2 processes" in run.cost.reason
+            assert run.privacy == privacy
             for key, value in scores.items():
                 torch.testing.assert_close(run.history.scores[-1][key], value, rtol=1e-6, atol=1e-6, equal_nan=True)
             assert run.history.models.keys() == (models.keys() if distributed.leads() else set())
@@ -131,9 +142,21 @@ def test_two_processes_find_what_one_finds_and_each_holds_its_own_clients_states
     space = {"__name__": "here"}
     exec(SHARED, space)
     alone = {}
-    for method in ("fedaghn", "scaffold", "local"):
-        history = space["trained"](method)[1].history
-        alone[method] = (history.models, history.scores[-1])
+    for method in (
+        "fedaghn",
+        "scaffold",
+        "local",
+        "fedavg/row",
+        "fedavg/few",
+        "local/row",
+        "fedavg/client",
+        "fedavg/masks",
+    ):
+        trained = space["trained"](method)[1]
+        alone[method] = (trained.history.models, trained.history.scores[-1], trained.privacy)
+    assert all(
+        (alone[method][2] is not None) == (method.partition("/")[2] in ("row", "few", "client")) for method in alone
+    )
     torch.save(alone, tmp_path / "alone.pt")
     run_kinfed(tmp_path, 2, tmp_path / "alone.pt", script=SHARED)
 

@@ -21,6 +21,7 @@ from ..core import trees
 from ..core.batches import Ragged
 from ..core.fleet import Evaluation
 from ..core.method import Roster
+from ..core.private.private_sums import protects_clients
 from ..core.seeding import tags
 from ..core.training import Training
 from ..core.trees import Axis, Tree
@@ -28,6 +29,7 @@ from ..data.federation import Federation
 from ..errors import RunError, UsageError, explain
 from .devices import pick_device
 from .execution import Execution
+from .privacy_budget import BY_CLIENT
 from .simulation import Simulation
 
 
@@ -96,8 +98,9 @@ class Distributed:
     ) -> None:
         self._rank, self._world = dist.get_rank(), dist.get_world_size()
         self.names = federation.names
-        if any(isinstance(part, Training) and part.noise is not None for part in arguments):
-            raise UsageError("privacy is for runs of one process; run without torchrun")
+        for training in (part for part in arguments if isinstance(part, Training) and protects_clients(part)):
+            assert training.noise is not None
+            training.noise.check_count(len(federation))
         if len(federation) < self._world:
             raise UsageError(
                 f"{self._world} processes are too many for {len(federation)} clients; start at most one per client"
@@ -125,8 +128,21 @@ class Distributed:
     def reason(self, why: str) -> None:
         self._local.reason = why
 
-    def describe_privacy(self, rounds: Sequence[int]) -> None:
-        """Nothing, as several processes run without privacy."""
+    def describe_privacy(self, rounds: Sequence[int]) -> dict[str, Any] | None:
+        """What uploads may reveal and have cost after so many rounds of each client, as of a single process."""
+        local, ids = self._local, self._own_ids.tolist()
+        if local.budget:  # without a client of its own in any round a process does not know what a round takes
+            plans = self._share_objects(local.budget.draws)
+            local.budget.draws = next((draws for draws in plans if draws is not None), None)
+        if local.client_budget:
+            local.client_budget.uploads = all(self._share_objects(local.client_budget.uploads))
+        parts = self._share_objects(local.describe_privacy([rounds[i] for i in ids]))
+        if parts[0] is None:
+            return None
+        joined: dict[str, Any] = dict(parts[0])
+        for name in BY_CLIENT:
+            joined[name] = [parts[i % self._world][name][i // self._world] for i in range(len(self.names))]
+        return joined
 
     def roster(self, graph: Any = None) -> Roster:
         """What the server knows before round 1."""
@@ -204,6 +220,12 @@ class Distributed:
         place = (cohort % self._world == self._rank).nonzero().squeeze(1)
         return place, cohort[place] // self._world
 
+    def _share_objects(self, part: Any) -> list[Any]:
+        """What each process gives, in their order."""
+        parts: list[Any] = [None] * self._world
+        dist.all_gather_object(parts, part)
+        return parts
+
     def _run_together(self, work: Callable[[], Any]) -> Any:
         """Do this process's share; if any process fails, all raise, so that none waits for it."""
         result, problem = None, None
@@ -211,10 +233,8 @@ class Distributed:
             result = work()
         except Exception as raised:
             problem = raised
-        problems: list[Any] = [None] * self._world
         reported = problem if isinstance(problem, RunError | UsageError) else problem and RunError(repr(problem))
-        dist.all_gather_object(problems, reported)
-        first = next((p for p in problems if p is not None), None)
+        first = next((p for p in self._share_objects(reported) if p is not None), None)
         if first is not None:
             raise first from problem
         return result

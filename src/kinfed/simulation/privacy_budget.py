@@ -21,6 +21,8 @@ from ..core.trees import Tree
 from ..core.trial import Trial, run_trial
 from ..errors import RunError, UsageError
 
+BY_CLIENT = ("noise", "steps", "spent")  # what a summary says of each client
+
 
 class Budget:
     """What the uploads of a run's clients may reveal of single rows, and how their programs keep to it.
@@ -33,7 +35,7 @@ class Budget:
     ) -> None:
         self.privacy, self.method, self.rounds, self.sizes = privacy, method, rounds, list(sizes)
         self.lots: Lots = SeededLots()
-        self._draws: tuple[Draw, ...] | None = None  # of a client in a round; none: nothing is uploaded
+        self.draws: tuple[Draw, ...] | None = None  # of a client in a round; none: nothing is uploaded
         for name, size in zip(names, sizes, strict=True):
             privacy.check_size(name, size)
 
@@ -45,13 +47,13 @@ class Budget:
     @property
     def is_planned(self) -> bool:
         """Whether it is known what a round takes."""
-        return self._draws is not None
+        return self.draws is not None
 
     def plan(self, client: Client, state: Tree, received: Tree) -> None:
         """Find what a round takes by running the method's program on a client without training it."""
         counted = PrivateClient(client, self.name, StepCounter())
         _, upload = self.method.train(counted, state, received)
-        self._draws = tuple(counted.draws) if tree_leaves(upload) else ()
+        self.draws = tuple(counted.draws) if tree_leaves(upload) else ()
 
     def restrict(self, program: Callable[[Client], Tree]) -> Callable[..., Tree]:
         """A program before the first round, in which no client may read its rows."""
@@ -68,14 +70,14 @@ class Budget:
     @property
     def train(self) -> Callable[[Client, Tree, Tree], tuple[Tree, Tree]]:
         """The method's program with noised steps."""
-        if not self._draws:
+        if not self.draws:
             return self.method.train
         trainer = PrivateTrainer(self.privacy, self.lots)
 
         def run(client: Client, state: Tree, received: Tree) -> tuple[Tree, Tree]:
             private = PrivateClient(client, self.name, trainer)
             result = self.method.train(private, state, received)
-            if tuple(private.draws) != self._draws:
+            if tuple(private.draws) != self.draws:
                 raise RunError(
                     f"round {client.round + 1}: {self.name} takes other steps than in the first round, by which the "
                     "noise was chosen; privacy needs a method that takes the same in every round"
@@ -86,7 +88,7 @@ class Budget:
 
     def steps(self, rows: int, rounds: int, noise: float) -> NoisedSteps:
         """The steps of a client with so many rows in so many rounds."""
-        draws = self._draws or ()
+        draws = self.draws or ()
         rate = min(1.0, draws[0].size / rows) if draws else 1.0
         return NoisedSteps(rate, noise, rounds * sum(count_steps(draw, rows) for draw in draws))
 
