@@ -7,7 +7,9 @@ import torch
 from sklearn.linear_model import PoissonRegressor, Ridge
 
 import kinfed
-from kinfed import Counts, Federation, choose
+from kinfed import Counts, Federation, choose, fit
+from kinfed.methods.solved.standard import Standard
+from kinfed.models.changes import changes
 from kinfed.runs import standard_models as made
 from kinfed.runs.baselines import rows as lines_of
 from kinfed.runs.standard_models import standard_models
@@ -40,6 +42,25 @@ def test_ridges_are_those_of_scikit_learn(monkeypatch):
         for train, test in zip(data.rows["train"], data.rows["test"], strict=True)
     ]
     np.testing.assert_allclose(each[:, 0], np.concatenate(expected), rtol=1e-8, atol=1e-10)
+
+
+def test_a_ridge_of_changes_is_that_of_scikit_learn_and_of_the_model_that_holds_it(monkeypatch):
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randn(120, 5, 2, generator=draw).cumsum(1)  # readings, and a number beside each
+    y = x[:, -1:, 0] + torch.randn(120, 2, generator=draw)
+    data = Federation.from_arrays(x, y, torch.arange(120) % 2, task=kinfed.Forecasting(0.0, 1.0))
+    monkeypatch.setattr(made, "PENALTIES", (2.5,))
+    ridge = next(item for item in standard_models(data)[0] if item.name == "a ridge of changes for each client")
+    assert ridge.form == ("changes", 2.5)
+    run = fit(Standard(penalty=2.5), data, changes((5, 2), 2), rounds=1)
+    last = x[:, -1:, 0]
+    inputs = torch.cat([x[..., 0] - last, x[..., 1]], 1).double().numpy()  # [n, 10]
+    answers = np.split(ridge.answers["test"], [len(data.rows["test"][0])])
+    for i, name in enumerate(data.names):
+        train, test = data.rows["train"][i], data.rows["test"][i]
+        expected = Ridge(2.5).fit(inputs[train], (y - last)[train].double().numpy()).predict(inputs[test])
+        np.testing.assert_allclose(answers[i], expected + last[test].numpy(), rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(run.model(name)(x[test]).detach().numpy(), answers[i], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("level", [0.0, 3.0])
@@ -210,7 +231,7 @@ def test_series_have_their_last_value_and_their_last_season():
 
 
 @pytest.mark.parametrize("quantiles", [(), (0.25, 0.75)])
-def test_boosting_of_a_series_that_is_higher_is_as_much_higher(quantiles):
+def test_models_of_changes_of_a_series_that_is_higher_answer_as_much_higher(quantiles):
     """Numbers are binary fractions, so that a level is added without rounding."""
 
     def answer(level):
@@ -219,10 +240,15 @@ def test_boosting_of_a_series_that_is_higher_is_as_much_higher(quantiles):
         y = torch.stack([steps[:, i + 6 : i + 8] for i in range(50)], 1).reshape(150, 2)
         task = kinfed.Quantiles(quantiles=quantiles) if quantiles else kinfed.Forecasting()
         data = Federation.from_arrays(x, y, torch.arange(150) // 50, task=task)
-        return {model.name: model.answers["test"] for model in standard_models(data)[0] if "boosting" in model.name}
+        of_changes = ("boosting", "of changes")
+        return {
+            model.name: model.answers["test"]
+            for model in standard_models(data)[0]
+            if any(part in model.name for part in of_changes)
+        }
 
     low, high = answer(0.0), answer(512.0)
-    assert low
+    assert len(low) >= 3
     for name, forecasts in low.items():
         np.testing.assert_allclose(high[name], forecasts + 512, atol=1e-9)
 

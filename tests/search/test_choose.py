@@ -391,7 +391,11 @@ def test_forms_of_standard_models_suit_the_task_and_are_not_too_large(monkeypatc
     assert standard_forms(Federation.from_arrays(x[:, None], number, client)) == ()
     windows, steps = x[..., None], x[:, :2]
     naive = tuple(f"repeat,season={season}" for season in (1, 2, 3))
-    assert standard_forms(Federation.from_arrays(windows, steps, client, task=Forecasting())) == ("linear", *naive)
+    assert standard_forms(Federation.from_arrays(windows, steps, client, task=Forecasting())) == (
+        "linear",
+        "changes",
+        *naive,
+    )
     assert standard_forms(Federation.from_arrays(windows, steps, client, task=Quantiles())) == ()
     monkeypatch.setattr(choose_module, "LEAVES", 1000)
     assert standard_forms(Federation.from_arrays(x, number, client)) == ("linear",)

@@ -61,7 +61,7 @@ POOLED = "of all rows"
 class Form(NamedTuple):
     """What a client's standard model is as a run of the method `standard`."""
 
-    model: str  # "linear", "trees", or one that repeats readings, such as "repeat,season=7"
+    model: str  # "linear", "changes", "trees", or one that repeats readings, such as "repeat,season=7"
     penalty: float = 1.0
 
 
@@ -227,56 +227,65 @@ class _Recipe(NamedTuple):
 
 
 def _of_numbers(data: _Data, forecasts: bool) -> Iterator[_Recipe]:
-    has_target = ~np.isnan(data.y["train"]).any(1)
-    x, y, who = data.x["train"][has_target], data.y["train"][has_target], data.who["train"][has_target]
-    w = _rows_of(data.weight["train"], has_target)
+    x, y, who, w = _rows_with_target(data)
     if not len(x):
         return
-    mean, middle = _client_means(y, who, data.clients, w=w), np.average(y, 0, w)
+    mean = _client_means(y, who, data.clients, w=w)
     yield _Recipe(MEAN, False, lambda: _constant(data, mean), form="linear")
     if forecasts:
         yield from _of_series(data, y.shape[1])
     if not data.has_inputs:
         return
-    large = data.too_large(CLIENTS)
+    yield from _of_ridges(data)
+    yield from _of_changes(data) if forecasts and not data.too_large() else _of_trees(data)
+
+
+def _of_changes(data: _Data) -> Iterator[_Recipe]:
+    """Ridges and boosting of series, by their changes since a window's last reading.
+
+    No tree answers beyond the levels of its training windows, and a ridge answers wildly there.
+    """
+    changes = data.as_changes()
+
+    def fit_since(recipe: _Recipe) -> Tuned:
+        """In the units of the forecasts again."""
+        answers, strength = made if isinstance(made := recipe.fit(), Tuned) else (made, 1.0)
+        return Tuned({split: item + data.last_readings(split) for split, item in answers.items()}, strength)
+
+    for recipe in (*_of_ridges(changes, "a ridge of changes", "changes"), *_of_trees(changes)):
+        yield recipe._replace(fit=partial(fit_since, recipe))
+
+
+def _of_ridges(data: _Data, name: str = "a ridge", form: str = "linear") -> Iterator[_Recipe]:
+    """A ridge of numbers for each client, which a model of this form holds, and one of all rows."""
+    x, y, who, w = _rows_with_target(data)
+    middle, large = np.average(y, 0, w), data.too_large(CLIENTS)
     yield _Recipe(
-        f"a ridge {EACH}",
+        f"{name} {EACH}",
         False,
         lambda: _tune(data, PENALTIES, lambda c: _fit_each(x, y, who, w, partial(fit_ridge, penalty=c), middle)),
         large,
-        "linear",
+        form,
     )
     yield _Recipe(
-        f"a ridge {POOLED}",
+        f"{name} {POOLED}",
         True,
         lambda: _tune_pooled(data, PENALTIES, _pooled_ridge(x, y, who, data.clients, w)),
         large,
     )
-    yield from _of_trees(data, forecasts)
 
 
-def _of_trees(data: _Data, forecasts: bool) -> Iterator[_Recipe]:
-    """Boosting of numbers: for each client, and of all rows.
-
-    No tree answers beyond the levels of its training windows, so series are boosted by their changes.
-    """
-    grown = data.as_changes() if forecasts and not data.too_large() else data  # a copy, which many rows do without
-    has_target = ~np.isnan(grown.y["train"]).any(1)
-    x, y, who = grown.x["train"][has_target], grown.y["train"][has_target], grown.who["train"][has_target]
-    w = _rows_of(grown.weight["train"], has_target)
+def _of_trees(data: _Data) -> Iterator[_Recipe]:
+    """Boosting of numbers: for each client, and of all rows."""
+    x, y, who, w = _rows_with_target(data)
     mean, middle = _client_means(y, who, data.clients, w=w), np.average(y, 0, w)
-
-    def since(answers: Answers) -> Answers:
-        """In the units of the forecasts again."""
-        return {split: item + data.last_readings(split) for split, item in answers.items()} if forecasts else answers
-
     if not data.too_large(BOOSTED, y.shape[1]) and data.rows_each >= FEWEST:
-        inputs = grown.mark_missing("train")[has_target]
+        inputs = data.mark_missing("train")[~np.isnan(data.y["train"]).any(1)]
         boost = partial(fit_boosting, trees=TREES, depth=DEEPEST)
         yield _Recipe(
             f"boosting {EACH}",
             False,
-            lambda: since(_answers(grown, _fit_each(inputs, y, who, w, boost, middle), missing=True)),
+            lambda: _answers(data, _fit_each(inputs, y, who, w, boost, middle), missing=True),
             form="trees",
         )
     steps = range(y.shape[1])
@@ -287,12 +296,17 @@ def _of_trees(data: _Data, forecasts: bool) -> Iterator[_Recipe]:
     yield _Recipe(
         f"boosting {POOLED}",
         True,
-        lambda: since(
-            _together([_boost(grown, x, y[:, h], who, mean[:, h, None], loss, w) for h in steps for loss in losses])
-        ),
+        lambda: _together([_boost(data, x, y[:, h], who, mean[:, h, None], loss, w) for h in steps for loss in losses]),
         large,
         quantiles=bool(data.levels),
     )
+
+
+def _rows_with_target(data: _Data) -> tuple[Array, Array, NDArray[np.int64], Array | None]:
+    """[n, d] inputs, [n, k] targets, [n] whose they are, and [n] weights of the training rows with all targets."""
+    has_target = ~np.isnan(data.y["train"]).any(1)
+    x, y, who = data.x["train"][has_target], data.y["train"][has_target], data.who["train"][has_target]
+    return x, y, who, _rows_of(data.weight["train"], has_target)
 
 
 def _of_series(data: _Data, steps: int) -> Iterator[_Recipe]:

@@ -226,7 +226,7 @@ def standard_forms(federation: Federation) -> tuple[str, ...]:
         if isinstance(task, Quantiles) or federation.x.ndim != 3:
             return ()
         seasons = range(1, min(federation.x.shape[1], LONGEST) + 1)
-        return ("linear", *(f"{REPEATS},season={season}" for season in seasons))
+        return ("linear", "changes", *(f"{REPEATS},season={season}" for season in seasons))
     if federation.x.ndim != 2:
         return ()
     trees = f"trees,trees={TREES * lanes_of(task, federation.outputs)},depth={DEEPEST}"
@@ -473,7 +473,7 @@ def _list_standard(arena: Arena, standard: Sequence[Baseline], sign: float) -> l
         if baseline.form is None or baseline.form.model not in specs:
             continue
         model, penalty = baseline.form
-        settings = (f"penalty={penalty}",) if model == "linear" else ()
+        settings = (f"penalty={penalty}",) if model in ("linear", "changes") else ()
         candidate = Candidate(
             name=",".join([STANDARD, model, *settings]),
             method_name=STANDARD,

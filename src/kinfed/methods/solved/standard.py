@@ -18,6 +18,7 @@ from ...core.mixins import Advises, Solves
 from ...core.tasks import Classification, Counts, Forecasting, Quantiles, Regression
 from ...core.trees import Tree
 from ...errors import UsageError
+from ...models.changes import Since
 from ...models.repeat import Repeat
 from ...models.trees import NOWHERE, Trees
 from ..local import Local
@@ -280,11 +281,14 @@ class Standard(Local, Advises, Solves):
         """[d] the model whose last layer is fitted to the client's rows."""
         model = client.model
         head = [e for e in model.layout.entries if e.name in model.layout.head]
-        if type(model.module.get_submodule(model.head_name or "")) is not nn.Linear or len(head) != 2:
+        layer = model.module.get_submodule(model.head_name or "")
+        if type(layer) not in (nn.Linear, Since) or len(head) != 2:
             raise UsageError(
                 "standard fits a last layer that is linear, has a bias and travels; set model.name=linear, or trees"
             )
         x, y, w = rows_of(client, model.features(model.theta, client.data.x).flatten(1))
+        if isinstance(layer, Since):  # the layer adds what a row starts from to its answer
+            x, y = x[:, : -layer.starts], y - x[:, -layer.starts :]
         task = client.task
         if isinstance(task, Classification):
             line = fit_logistic(x, y, task.classes, self.penalty, w)
