@@ -1,12 +1,14 @@
 """kinfed choose as a person uses it."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from kinfed import load_model
 from kinfed.cli import main
+from kinfed.cli.choose import _explain_draws
 from kinfed.runs.run_folder import RunFolder
 from kinfed.search import choose
 
@@ -155,3 +157,18 @@ def test_several_values_of_a_methods_setting_are_tried_and_the_winners_is_in_its
     assert ("mu=10" in winner) == ("mu = 10.0" in written)
     code, _, err = ask(capsys, table, "methods.fedamp.pull=1,2", "--method", "cfl", "--out", tmp_path / "no")
     assert (code, "is a setting of a method that is no candidate" in err) == (2, True)
+
+
+def test_the_screen_explains_a_choice_by_more_draws():
+    """The second of three solved models is chosen for its error on these, 1.02, although the best has 1.01."""
+    lines = [(-1.2, -1.01), (-1.3, -1.02), (-1.4, -1.5)]
+    ranking = [{"validation": value, "validation_of_draws": drawn, "chosen": False} for value, drawn in lines]
+    ranking += [{"validation": -1.25, "chosen": False}, {"problem": "no end"}]
+    ranking[1]["chosen"] = True
+    task = SimpleNamespace(name="mae", is_share=False)
+    summary = SimpleNamespace(selection=SimpleNamespace(by="mae", higher_is_better=False), metric=task)
+    first, second = _explain_draws(ranking, summary)
+    assert first.endswith("its mae is 1.02, the best 1.01")
+    assert second == "of those at most 2 % behind the best, the simplest is chosen"
+    ranking[1]["chosen"], ranking[0]["chosen"] = False, True
+    assert list(_explain_draws(ranking, summary)) == []  # the best on validation rows needs no more

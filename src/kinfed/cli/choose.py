@@ -3,7 +3,7 @@
 import argparse
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,9 @@ from ..errors import UsageError, several
 from ..files import to_json
 from ..report.tables.text_table import draw, score_text
 from ..runs.config import plugins
+from ..search.budget import DRAWS
 from ..search.choice_folder import Chosen, Request, choose_in
-from ..search.choose import LEFT_OUT, TRIED, WITH_GRAPH
+from ..search.choose import CLOSE, LEFT_OUT, TRIED, WITH_GRAPH
 from ..search.successive_halving import Entry
 from ..search.sweep import parse
 from ..verdict.statistics import is_share
@@ -125,7 +126,7 @@ def _show_choice(chosen: Chosen, args: argparse.Namespace, console: Console) -> 
     if earlier:
         console.print(f"chosen earlier, read from {choice['out']}:", soft_wrap=True)
     console.print(_ranking(choice, summary))
-    for line in _notes(choice):
+    for line in _notes(choice, summary):
         console.print(line, soft_wrap=True)
     console.print()
     describe(summary, console, verbose=args.verbose)
@@ -133,8 +134,7 @@ def _show_choice(chosen: Chosen, args: argparse.Namespace, console: Console) -> 
 
 
 def _ranking(choice: dict[str, Any], summary: Summary) -> Table:
-    metric, sign = summary.selection.by, 1 if summary.selection.higher_is_better else -1
-    share = summary.metric.is_share if metric == summary.metric.name else is_share(metric)
+    metric, sign, share = _selected_by(summary)
     rows = []
     for row in [row for row in choice["ranking"] if "problem" not in row][:SHOWN]:
         name = f"{row['candidate']} *" if row["chosen"] else row["candidate"]
@@ -148,17 +148,38 @@ def _ranking(choice: dict[str, Any], summary: Summary) -> Table:
     return draw(["candidate", "rounds", score, "gain over the better\nof Local and FedAvg"], rows, vertical="bottom")
 
 
+def _selected_by(summary: Summary) -> tuple[str, int, bool]:
+    """What candidates are compared by, 1 if higher is better, else -1, and whether it is a share."""
+    metric, sign = summary.selection.by, 1 if summary.selection.higher_is_better else -1
+    return metric, sign, summary.metric.is_share if metric == summary.metric.name else is_share(metric)
+
+
 def _format_signed(value: float, share: bool) -> str:
     return f"{100 * value:+.1f}" if share else plain(value, "+z", 3)
 
 
-def _notes(choice: dict[str, Any]) -> Iterator[str]:
+def _explain_draws(ranking: Sequence[dict[str, Any]], summary: Summary) -> Iterator[str]:
+    """Why a solved model was chosen although others have better validation scores."""
+    scored = [row for row in ranking if "validation" in row]
+    chosen = next(row for row in scored if row["chosen"])
+    drawn = [row["validation_of_draws"] for row in scored if "validation_of_draws" in row]
+    if "validation_of_draws" in chosen and chosen["validation"] < max(row["validation"] for row in scored):
+        metric, sign, share = _selected_by(summary)
+        mine, best = (score_text(sign * value, share) for value in (chosen["validation_of_draws"], max(drawn)))
+        draws = f"on {DRAWS} draws of validation rows, which decide between solved models"
+        yield f"{draws}, its {metric} is {mine}, the best {best}"
+        if mine != best:
+            yield f"of those at most {100 * CLOSE:g} % behind the best, the simplest is chosen"
+
+
+def _notes(choice: dict[str, Any], summary: Summary) -> Iterator[str]:
     """Remarks, one line each."""
     more = max(0, sum("problem" not in row for row in choice["ranking"]) - SHOWN)
     refit = choice.get("refit_rounds")
     again = f", and {refit:,} more to train the saved models on all rows" if refit else ""
     took = f"{choice['training_rounds']:,} of at most {choice['budget']:,} training rounds{again}"
     yield f"* chosen on validation examples; the choice took {took}"
+    yield from _explain_draws(choice["ranking"], summary)
     if more > 0:
         yield f"choice.json lists {several(more, 'more candidate')}"
     problems: dict[str, list[str]] = {}

@@ -95,6 +95,7 @@ class Choice:
     def ranking(self) -> list[dict[str, Any]]:
         """One row per candidate: its mean validation score, and its gain over the better of Local and FedAvg with a
         95 % interval, paired by client; both in the score's unit, higher being better, so that an error is negative.
+        Solved models that were compared on more draws of validation examples have their mean score there, too.
         """
         rows = []
         for standing in self.standings:
@@ -103,6 +104,7 @@ class Choice:
                 rows.append(row | {"problem": standing.problem or LEFT_OUT})
                 continue
             row |= {"validation": standing.mean, "chosen": standing is self.winner}
+            row |= {"validation_of_draws": standing.drawn} if math.isfinite(standing.drawn) else {}
             bases = [base for base in self.standings if base.candidate.base and base.rounds >= standing.rounds]
             base = max(bases, key=lambda base: base.mean, default=None)
             if base is not None and base.rounds == standing.rounds and base is not standing:
@@ -533,7 +535,7 @@ def _compare_again(solved: Sequence[Standing], arena: Arena, advance: Advance) -
     if best := max(left, key=lambda standing: standing.mean, default=None):
         next(standing for standing in left if best.mean - standing.mean <= CLOSE * abs(best.mean)).preferred = True
     for standing in solved:
-        standing.values = standing.values[:1]
+        standing.drawn, standing.values = standing.mean, standing.values[:1]
 
 
 def _train_to_end(

@@ -94,7 +94,8 @@ class Standing:
     candidate: Candidate
     rounds: int = 0
     values: Array = field(default_factory=lambda: np.full((1, 1), np.nan))
-    preferred: bool = False  # of the models that are solved, by more draws of validation examples
+    drawn: float = math.nan  # the mean on more draws of validation examples, of a model that is solved
+    preferred: bool = False  # of the models that are solved, by these
     problem: str = ""  # why it ended before its time
     trained: int = 0  # rounds on the first fold, fewer than were asked for where validation stopped improving
 
