@@ -198,8 +198,7 @@ def read_task(described: dict[str, Any]) -> Task:
         given = {
             key: tuple(value) if isinstance(value, list) else value for key, value in described.items() if key != "name"
         }
-        task: Task = parts.call(NUMBERS[name], given, "task")[0]
-        return task
+        return parts.call(NUMBERS[name], given, "task")[0]
     names = ", ".join(["Classification", *NUMBERS])
     raise UsageError(f"a federation has no task {json.dumps(described):.80}; known: {names}")
 

@@ -193,14 +193,12 @@ def dataset_of(table: Protocol, column: Column) -> str:
 
 def printed_as(name: str) -> str:
     """The printed name of a table: that under which `printed.csv` has its numbers."""
-    result: str = tomllib.loads(tables()[name].read_text())["printed"]
-    return result
+    return tomllib.loads(tables()[name].read_text())["printed"]
 
 
 def elsewhere(paper: str) -> dict[str, str]:
     """How to get printed results that no table file rebuilds: a line of text by the table's printed name."""
-    result: dict[str, str] = tomllib.loads((PAPERS / paper / "paper.toml").read_text()).get("elsewhere", {})
-    return result
+    return tomllib.loads((PAPERS / paper / "paper.toml").read_text()).get("elsewhere", {})
 
 
 def experiments() -> dict[str, tuple[str, str]]:

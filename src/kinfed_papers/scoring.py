@@ -73,8 +73,7 @@ class Scoring:
             at = int(summary.scores[models[0]]["round"])
             if at not in rounds:
                 raise folder.not_whole()
-            selected: Array = tests[0][rounds == at][0]
-            return selected
+            return tests[0][rounds == at][0]
         test = np.stack(tests, axis=1)  # [T, M, N]
         points = test.reshape(-1, test.shape[2])  # [T x M, N], in the order in which ties are settled
         if self.round == "test":
@@ -84,8 +83,7 @@ class Scoring:
         if not all(scores.shape == test[:, 0].shape for scores in validations):  # without validation examples
             if self.round == "own":
                 raise UsageError(f"{folder}: no client has validation examples, so none has a best round of its own")
-            final: Array = test[-1, 0]
-            return final
+            return test[-1, 0]
         validation = np.stack(validations, axis=1).reshape(points.shape)
         sign = self._sign(summary.selection.higher_is_better)
         if self.round == "own":
@@ -96,8 +94,7 @@ class Scoring:
             means = np.where(counted, validation, 0.0).sum(1) / counted.sum(1)  # NaN where no client has a score
         means[:first] = np.nan
         at = first if np.isnan(means).all() else int(np.nanargmax(sign * means))
-        result: Array = points[at]
-        return result
+        return points[at]
 
     def describe(self) -> str:
         """At which round, and why there."""
@@ -136,5 +133,4 @@ def _own(by: Array, points: Array, sign: int, folder: RunFolder, names: Any) -> 
             f"one round, or make federation.split.validation larger"
         )
     at = np.where(np.isnan(by), -np.inf, sign * by).argmax(0)  # [N]
-    result: Array = np.take_along_axis(points, at[None], 0)[0]
-    return result
+    return np.take_along_axis(points, at[None], 0)[0]

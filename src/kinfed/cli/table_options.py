@@ -102,8 +102,7 @@ def dataset(experiment: Experiment, args: argparse.Namespace) -> Dataset:
     """The data set of an experiment on the table that `read` has read."""
     reader: Any = experiment.dataset
     frame, args.frame = args.frame, None
-    made: Dataset = reader.read_frame(frame)
-    return made
+    return reader.read_frame(frame)
 
 
 def command(args: argparse.Namespace, method: str = "") -> str:

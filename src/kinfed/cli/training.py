@@ -41,10 +41,7 @@ def execution(args: argparse.Namespace, bar: "Bar | None" = None, workers: int |
     reporting: dict[str, Any] = {"track": (), "progress": NO_PROGRESS.progress, "planned": NO_PROGRESS.planned}
     if bar is not None:
         reporting = {"track": tuple(getattr(args, "track", ())), "progress": bar.update, "planned": bar.plan}
-    made: Execution = call(
-        Execution, requested, "how", default=Execution(workers=workers), device=args.device, **reporting
-    )[0]
-    return made
+    return call(Execution, requested, "how", default=Execution(workers=workers), device=args.device, **reporting)[0]
 
 
 def activity_column(width: int, console: Console) -> TextColumn:

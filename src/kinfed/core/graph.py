@@ -67,8 +67,7 @@ class NeighbourLists:
         near, weights = self.near[client].long(), self.weights[..., client, :]
         rest = self.mass.to(weights).index_fill(0, near, 0)
         rest = rest / rest.sum().clamp(min=torch.finfo(rest.dtype).tiny)
-        row: Tensor = (self.rest[..., client, None] * rest).index_add(-1, near, weights)
-        return row
+        return (self.rest[..., client, None] * rest).index_add(-1, near, weights)
 
     def with_rows(self, clients: Tensor, other: "NeighbourLists") -> "NeighbourLists":
         """The lists of these clients: [n] are those that other: n has among them alone."""
@@ -82,8 +81,7 @@ class NeighbourLists:
     def own(self) -> Tensor:
         """[N] each client's weight for itself, a mean over layers."""
         itself = self.near == torch.arange(len(self), device=self.near.device)[:, None]
-        kept: Tensor = (self.weights * itself).sum(-1).view(-1, len(self)).mean(0)
-        return kept
+        return (self.weights * itself).sum(-1).view(-1, len(self)).mean(0)
 
     def add_up(self, labels: Tensor, count: int) -> Tensor:
         """[P, P] the weights that the clients of one part give those of another, added up; labels: [N] in 0..P - 1."""

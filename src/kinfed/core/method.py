@@ -79,8 +79,7 @@ class Memo:
         if former is None or len(former[0]) != len(made_of) or not all(map(_is_same, former[0], made_of)):
             former = made_of, make()
         self._last[name] = former
-        result: _T = former[1]
-        return result
+        return former[1]
 
     def clear(self) -> None:
         """Forget all results, which may be large."""

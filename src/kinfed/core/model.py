@@ -299,11 +299,11 @@ class Model:
         """The module's outputs with the tensors that are bound."""
         x = x.clone() if self.writes else x
         if self.fed is None:
-            return self.module(x)  # type: ignore[no-any-return]
+            return self.module(x)
         self.fed = fed = Features(self.head_name, self.theta.dtype)  # an objective may run another pass in between
         outputs = self.module(x)
         fed.end(outputs)
-        return outputs  # type: ignore[no-any-return]
+        return outputs
 
     def forward(self, x: Tensor, weight: Tensor | None, key: Tensor) -> Tensor:
         """Outputs of a training pass with the bound tensors; it updates buffers, in place or as new tensors."""
@@ -363,7 +363,7 @@ class Model:
             # vmap has no rule for these layers: it decomposes them where they are differentiated, which sequences that
             # are packed cannot be.
             if self._recurrent and peek_interpreter_stack() is not None:
-                return vjp(lambda _: outputs(), self.theta.new_zeros(()))[0]  # type: ignore[no-any-return]
+                return vjp(lambda _: outputs(), self.theta.new_zeros(()))[0]
             return outputs()
 
     def run(

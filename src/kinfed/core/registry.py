@@ -88,7 +88,7 @@ class Registry(Mapping[str, Any]):
     @property
     def base(self) -> type:
         """What a part, or what it makes, is an instance of."""
-        return load(self._base)  # type: ignore[no-any-return]
+        return load(self._base)
 
     @property
     def base_name(self) -> str:

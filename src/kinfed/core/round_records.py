@@ -30,8 +30,7 @@ class RoundRecords:
             return None
         why = self._find_fault(relation)
         if not why:
-            kept: Relation = relation
-            return kept
+            return relation
         self._refuse(round, "relation", f"relation(...) {why}")
         return None
 

@@ -207,8 +207,7 @@ class Regression(Settings):
         if not self.mean:
             return y
         mean, deviation = self._scale(y)
-        scaled: Tensor = (y - mean) / deviation
-        return scaled
+        return (y - mean) / deviation
 
     def clamp(self, outputs: Tensor) -> Tensor:
         """[B, k] outputs as they are answered: no lower than `low` and no higher than `high`."""

@@ -126,7 +126,7 @@ def _grads(
         loss, buffers = client.loss_and_buffers(now, batch, objective)
         return loss if penalty is None else loss + penalty(client.model.layout.flatten(now)), buffers
 
-    return grad(total, has_aux=True)([tensors[n] for n in moving])  # type: ignore[no-any-return]
+    return grad(total, has_aux=True)([tensors[n] for n in moving])
 
 
 @cache

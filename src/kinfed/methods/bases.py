@@ -3,13 +3,11 @@
 from typing import ClassVar
 
 import torch
-from torch import Tensor
 
 from ..core.field_checks import NonNegative
-from ..core.method import Method, Roster, SharedParams
+from ..core.method import Method, SharedParams
 from ..core.mixins import Averages, Explains, take_mean
 from ..core.seeding import key, normal
-from ..core.trees import Tree
 
 
 class Averaging(Method, Explains, Averages):
@@ -19,23 +17,23 @@ class Averaging(Method, Explains, Averages):
     uniform: bool = False  # all clients have the same weight, however many examples they have
     noise: NonNegative = 0.0  # standard deviation of noise that is added to each learned number of the mean
 
-    def weights(self, roster: Roster, cohort: Tensor) -> Tensor:
+    def weights(self, roster, cohort):
         return torch.ones_like(cohort) if self.uniform else roster.weights[cohort]
 
-    def start(self, roster: Roster) -> Tree:
+    def start(self, roster):
         return SharedParams(roster.theta)
 
-    def send(self, roster: Roster, server: Tree, cohort: Tensor) -> Tree:
+    def send(self, roster, server, cohort):
         return SharedParams(server.theta)
 
-    def aggregate(self, roster: Roster, server: Tree, cohort: Tensor, uploads: Tree) -> Tree:
+    def aggregate(self, roster, server, cohort, uploads):
         theta = take_mean(self, uploads.theta)
         if self.noise:
             draw = key(roster.seed, "average.noise", roster.round, device=theta.device)
             theta = theta + self.noise * roster.layout.trainable_on(theta.device) * normal(draw, theta)
         return SharedParams(theta)
 
-    def relation(self, roster: Roster, server: Tree, cohort: Tensor) -> Tensor | None:
+    def relation(self, roster, server, cohort):
         weights = self.weights(roster, cohort).to(roster.theta.dtype)
         row = torch.zeros(len(roster), dtype=weights.dtype, device=weights.device)
         return row.index_copy(0, cohort, weights / weights.sum())

@@ -167,5 +167,4 @@ def halves(values: np.ndarray, linkage: str) -> np.ndarray:
     from scipy.spatial.distance import squareform
 
     tree = hierarchy.linkage(squareform(1 - values, checks=False), linkage)
-    first: np.ndarray = hierarchy.cut_tree(tree, 2)[:, 0] == 0
-    return first
+    return hierarchy.cut_tree(tree, 2)[:, 0] == 0

@@ -11,7 +11,6 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from ..core.client import Client
 from ..core.field_checks import CountOrZero, NonNegative
 from ..core.method import Normalisation, Params, Roster
 from ..core.mixins import Advises
@@ -95,7 +94,7 @@ class FedAGHN(RelationMixing, Advises):
         """Learning rates of p and of q."""
         return self.lr, self.lr
 
-    def start(self, roster: Roster) -> Tree:
+    def start(self, roster):
         theta = roster.copies()
         ones = theta.new_ones(len(roster), len(roster.layout.layers))
         nobody = torch.zeros(len(roster), dtype=torch.bool, device=theta.device)
@@ -121,21 +120,21 @@ class FedAGHN(RelationMixing, Advises):
         others = others.masked_fill(alone[:, None], 0)
         return Attention(near, itself, cosines, others, p.masked_fill(alone, 1).expand(len(others), -1))
 
-    def relate(self, roster: Roster, server: Tree, cohort: Tensor) -> Relation:
+    def relate(self, roster, server, cohort):
         attention, nobody = self.attend(roster, server, cohort), torch.zeros_like(server.seen[cohort])
         return Relation(attention.weights, nobody, attention.cosines, "cosine of updates")
 
-    def made_of(self, roster: Roster, server: Tree, cohort: Tensor) -> tuple[Any, ...]:
+    def made_of(self, roster, server, cohort):
         made_of = super().made_of(roster, server, cohort)
         return (*made_of, roster.round) if self.neighbours else made_of  # newcomers are listed others at random
 
-    def train(self, client: Client, state: Tree, received: Tree) -> tuple[Tree, Tree]:
+    def train(self, client, state, received):
         needed = self.feedback != "train" and any(self.speeds)
         held_out_grad = client.gradient(received.theta, client.held_out) if needed else received.theta[:0]
         theta = client.descend(received.theta)
         return Params(theta), Upload(theta, held_out_grad)
 
-    def aggregate(self, roster: Roster, server: Tree, cohort: Tensor, uploads: Tree) -> Tree:
+    def aggregate(self, roster, server, cohort, uploads):
         change = uploads.theta - self.send(roster, server, cohort).theta
         p, q = server.home[cohort], server.sharpness[cohort]
         if any(self.speeds):
@@ -158,7 +157,7 @@ class FedAGHN(RelationMixing, Advises):
             sketch=renew_directions(roster, server.sketch, cohort, change),
         )
 
-    def diagnostics(self, roster: Roster, server: Tree, cohort: Tensor, sent: Tree, uploads: Tree) -> dict[str, Tensor]:
+    def diagnostics(self, roster, server, cohort, sent, uploads):
         numbers, layers = super().diagnostics(roster, server, cohort, sent, uploads), roster.layout.layers
         names = [layer.name for layer in layers] if server.home.shape[1] == len(layers) else [""]
         for name, p, q in zip(names, server.home.T, server.sharpness.T, strict=True):

@@ -7,8 +7,6 @@ lambda are those that FedAGHN's tables give for FedAMP.
 import math
 from dataclasses import dataclass
 
-from torch import Tensor
-
 from ..core.field_checks import NonNegative, Positive
 from ..relations import Kernel
 from .parts.message_passing import ALIKE, MessagePassing
@@ -34,14 +32,14 @@ class FedAMP(MessagePassing):
     )
 
     @property
-    def weighing(self) -> Kernel:
+    def weighing(self):
         return Kernel(self.alpha, self.sigma)
 
     @property
-    def strength(self) -> float:
+    def strength(self):
         return self.pull / self.alpha if self.alpha else 0.0
 
-    def describe_flatness(self, squares: Tensor) -> str:
+    def describe_flatness(self, squares):
         none = squares.min() > math.log(1e3) * self.sigma
         if not self.alpha or not (none or squares.max() - squares.min() < ALIKE * self.sigma):
             return ""

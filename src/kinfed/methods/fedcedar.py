@@ -133,5 +133,4 @@ class FedCedar(Method, Explains, Advises, Admits):
 def spread_of(nodes: Tensor, layout: Layout) -> Tensor:
     """[] root of the summed squared distances of nodes: [C, d] to their mean, over trainable entries."""
     parts = [nodes[:, layer.trainable] - nodes[:, layer.trainable].mean(0) for layer in layout.layers]
-    spread: Tensor = torch.stack([part.norm() for part in parts]).norm()
-    return spread
+    return torch.stack([part.norm() for part in parts]).norm()

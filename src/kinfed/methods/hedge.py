@@ -9,7 +9,6 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from ..core.client import Client
 from ..core.field_checks import NonNegative, Positive
 from ..core.method import Compared, Params, Roster
 from ..core.rows import put, take
@@ -55,13 +54,13 @@ class Hedge(Kin):
     lr: NonNegative = 1.0  # the largest change of log p and log q in a round; 0: they stay
     feedback: Literal["validation", "held-out", "train", "test"] = "validation"  # examples for p and q; test leaks
 
-    def start(self, roster: Roster) -> Tree:
+    def start(self, roster):
         (theta, trained, sketch), count = super().start(roster), len(roster)
         home, sharpness = (theta.new_full((), value).log() for value in (1.0, self.sharpness))
         against, lessons = theta.new_zeros(count, count), theta.new_zeros(count)
         return Server(theta, trained, sketch, against, lessons, home, sharpness)
 
-    def weigh(self, server: Tree, logits: Tensor, cohort: Tensor, columns: Tensor) -> Tensor:
+    def weigh(self, server, logits, cohort, columns):
         itself = cohort[:, None] == columns
         home = logits.softmax(-1).mul(itself).sum(-1, keepdim=True)
         home = home * server.home.exp() / (1 - home + home * server.home.exp())
@@ -69,12 +68,12 @@ class Hedge(Kin):
         others = logits.masked_fill(itself, -torch.inf).softmax(-1).nan_to_num()
         return torch.where(itself, home, (1 - home) * others)
 
-    def train(self, client: Client, state: Tree, received: Tree) -> tuple[Tree, Tree]:
+    def train(self, client, state, received):
         grad = client.gradient(received.theta, client.held_out)
         theta = client.descend(received.theta)
         return Params(theta), Upload(theta, grad)
 
-    def aggregate(self, roster: Roster, server: Tree, cohort: Tensor, uploads: Tree) -> Tree:
+    def aggregate(self, roster, server, cohort, uploads):
         """What the last mixtures, of M models, have taught about the cohort: [K] that received them."""
         mixed = (server.trained > 0).nonzero().squeeze(1)
         if not (cohort[:, None] != mixed).any():
@@ -112,11 +111,11 @@ class Hedge(Kin):
         judged = vary(grad) & ~unheard
         return tuple((slope[..., 0] * judged).view(-1, len(cohort)).sum(0) for slope in (by_home, by_sharpness))
 
-    def similarity(self, roster: Roster, server: Tree) -> Compared:
+    def similarity(self, roster, server):
         values = scores(server, roster.everyone, roster.everyone).fill_diagonal_(torch.nan)
         return Compared("evidence that its model lowers the loss", values)
 
-    def diagnostics(self, roster: Roster, server: Tree, cohort: Tensor, sent: Tree, uploads: Tree) -> dict[str, Tensor]:
+    def diagnostics(self, roster, server, cohort, sent, uploads):
         return super().diagnostics(roster, server, cohort, sent, uploads) | {
             "p": server.home.exp(),
             "q": server.sharpness.exp(),

@@ -8,12 +8,8 @@ import math
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from ..core.field_checks import NonNegative, Share
-from ..core.layout import Layout
-from ..core.method import Compared, Roster
-from ..core.trees import Tree
 from ..relations import Softmax
 from .parts.message_passing import ALIKE, MessagePassing
 
@@ -33,19 +29,19 @@ class HeurFedAMP(MessagePassing):
     remedy = "lower the learning rate or method.pull"
 
     @property
-    def weighing(self) -> Softmax:
+    def weighing(self):
         return Softmax(2 / self.sharpness if self.sharpness else math.inf, self.home)
 
     @property
-    def strength(self) -> float:
+    def strength(self):
         return self.pull
 
-    def place(self, theta: Tensor, layout: Layout) -> Tensor:
+    def place(self, theta, layout):
         """Of length 1, as the squared distance of two directions is 2 - 2 c; nearly equal ones lose no digits so."""
         length = torch.stack([theta[:, layer.trainable].norm(dim=1) for layer in layout.layers]).norm(dim=0)
         return theta / length.clamp(min=torch.finfo(theta.dtype).tiny)[:, None]
 
-    def describe_flatness(self, squares: Tensor) -> str:
+    def describe_flatness(self, squares):
         spread = float(squares.max() - squares.min()) / 2
         if not self.sharpness or self.home == 1 or self.sharpness * spread >= ALIKE:
             return ""
@@ -54,6 +50,6 @@ class HeurFedAMP(MessagePassing):
             "raise method.sharpness, or use kin, which compares how far models moved"
         )
 
-    def similarity(self, roster: Roster, server: Tree) -> Compared:
+    def similarity(self, roster, server):
         squares = super().similarity(roster, server)
         return squares._replace(what="cosine of models", values=1 - squares.values / 2)

@@ -9,7 +9,6 @@ from typing import Annotated, NamedTuple
 import torch
 from torch import Tensor
 
-from ..core.client import Client
 from ..core.field_checks import CountOrZero, In, NonNegative
 from ..core.method import Roster
 from ..core.mixins import Admits
@@ -61,21 +60,21 @@ class Kin(RelationMixing, Admits):
 
     sparse = True
 
-    def start(self, roster: Roster) -> Tree:
+    def start(self, roster):
         if not self.neighbours:
             return Server(roster.copies(), torch.zeros_like(roster.sizes), ())
         # A client that has never trained takes no memory, as nobody reads its row.
         return Server(zeros(len(roster), roster.theta), torch.zeros_like(roster.sizes), start_sketches(roster))
 
-    def mark_seen(self, server: Tree) -> Tensor:
+    def mark_seen(self, server):
         return server.trained > 0
 
-    def mean(self, roster: Roster, server: Tree, scale: Tensor | float = 1.0) -> Tensor:
+    def mean(self, roster, server, scale=1.0):
         if self.neighbours and not server.trained.any():  # nobody has a row
             return roster.theta * scale
         return super().mean(roster, server, scale)
 
-    def relate(self, roster: Roster, server: Tree, cohort: Tensor) -> Relation:
+    def relate(self, roster, server, cohort):
         if not 0 < self.neighbours < len(roster) - 1:
             return self.relate_moved(roster, server, cohort)
         moved = server.sketch.rows[cohort].any(1)  # whoever has not is sent the mean, and no list is drawn for it
@@ -122,7 +121,7 @@ class Kin(RelationMixing, Admits):
         """[L, K, M] weights of models for the cohort: [K], by logits: [L, K, M] of the clients of columns."""
         return logits.softmax(-1)
 
-    def aggregate(self, roster: Roster, server: Tree, cohort: Tensor, uploads: Tree) -> Tree:
+    def aggregate(self, roster, server, cohort, uploads):
         present = torch.zeros_like(server.trained).index_fill(0, cohort, 1)
         absent = ((server.trained > 0) & (present == 0)).nonzero().squeeze(1)
         change = uploads.theta - self.send(roster, server, cohort).theta if len(absent) else uploads.theta
@@ -157,9 +156,9 @@ class Kin(RelationMixing, Admits):
         weights = weights * shorten(steps[:, None] if near is None else steps[:, near], limit[..., None])
         return carry(models, weights, take(server.theta, cohort), change, layout, near)
 
-    def join(self, roster: Roster, server: Tree, newcomers: Tensor, uploads: Tree) -> Tree:
+    def join(self, roster, server, newcomers, uploads):
         """A newcomer has trained for a short time, from the mean: its model is compared, but weighs nothing."""
         return self.put(roster, server, newcomers, uploads.theta)
 
-    def personalise(self, client: Client, state: Tree, received: Tree) -> dict[str, Tree]:
+    def personalise(self, client, state, received):
         return {"mixed": received, "own": state}  # of equals by validation, the one that more clients have made

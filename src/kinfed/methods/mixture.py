@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from ..core.client import Client, towards
+from ..core.client import towards
 from ..core.field_checks import NonNegative
 from ..core.method import Params, Roster
 from ..core.mixins import Advises
@@ -14,7 +14,7 @@ from ..core.rows import put, take
 from ..core.trees import PerClient, Tree
 from ..relations.comparisons import Comparison, Cosine, Distance
 from ..relations.neighbourhoods import Everyone, Linked, Nearest, Sketches, renew, start_sketches
-from ..relations.relation import Relation, relate
+from ..relations.relation import relate
 from ..relations.weighings import Kernel, Simplex, Softmax, Weighing
 from .parts.graph_mixing import RelationMixing
 from .parts.pulls import check_pull
@@ -52,18 +52,18 @@ class Mixture(RelationMixing, Advises):
         return getattr(self.compare, "by_layer", False)
 
     @property
-    def neighbours(self) -> int:
+    def neighbours(self):
         """How many others are listed for a client; 0: none are left out."""
         return self.among.count if isinstance(self.among, Nearest) else 0
 
-    def start(self, roster: Roster) -> Tree:
+    def start(self, roster):
         check_pull("mixture", roster.training.optimiser, self.pull, "the mixture", "pull")
         theta = roster.copies()
         update = torch.zeros_like(theta) if self.vectors == "updates" else ()
         nobody = torch.zeros(len(roster), dtype=torch.bool, device=theta.device)
         return Server(theta, update, nobody, start_sketches(roster) if self.neighbours else ())
 
-    def relate(self, roster: Roster, server: Tree, cohort: Tensor) -> Relation:
+    def relate(self, roster, server, cohort):
         def vectors(ids: Tensor) -> Tensor:
             update = take(server.update, ids) if self.vectors == "updates" else server.update
             return self.take_vectors(roster, take(server.theta, ids), update)
@@ -78,12 +78,12 @@ class Mixture(RelationMixing, Advises):
             return update
         return theta - roster.theta if self.vectors == "movements" else theta
 
-    def train(self, client: Client, state: Tree, received: Tree) -> tuple[Tree, Tree]:
+    def train(self, client, state, received):
         begin = received.theta if self.start_from == "mixture" else state.theta
         theta = client.descend(begin, penalty=towards(received.theta, self.pull) if self.pull else None)
         return Params(theta), Params(theta)
 
-    def aggregate(self, roster: Roster, server: Tree, cohort: Tensor, uploads: Tree) -> Tree:
+    def aggregate(self, roster, server, cohort, uploads):
         update = change = server.update
         if self.vectors == "updates":
             mixed = self.start_from == "mixture"
@@ -91,7 +91,7 @@ class Mixture(RelationMixing, Advises):
             change = uploads.theta - begin
             update = put(update, cohort, change)
         seen = put(server.seen, cohort, torch.ones_like(cohort, dtype=torch.bool))
-        sketch: Tree = ()
+        sketch = ()
         if self.neighbours:
             sketch = renew(roster, server.sketch, cohort, self.take_vectors(roster, uploads.theta, change))
         return Server(put(server.theta, cohort, uploads.theta), update, seen, sketch)

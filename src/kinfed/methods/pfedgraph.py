@@ -10,12 +10,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..core.client import Alignment, Client
+from ..core.client import Alignment
 from ..core.field_checks import CountOrZero, NonNegative, Positive
 from ..core.method import Params, Roster
 from ..core.rows import put, take
 from ..core.trees import ModelOf, PerClient, Tree
-from ..relations import Cosine, Everyone, Nearest, Relation, Simplex, Sketches, Weights, relate, renew, start_sketches
+from ..relations import Cosine, Everyone, Nearest, Simplex, Sketches, relate, renew, start_sketches
 from ..relations.movements import lengths_of
 from .parts.graph_mixing import RelationMixing
 
@@ -47,11 +47,11 @@ class PFedGraph(RelationMixing):
     pull: NonNegative = 0.01  # lambda: towards the direction of the mixed models, from the second round on
     neighbours: CountOrZero = 0  # how many others are listed, the most alike; a sample stands for the rest; 0: all
 
-    def start(self, roster: Roster) -> Tree:
+    def start(self, roster):
         sketch = start_sketches(roster) if self.neighbours else ()
         return Server(roster.copies(), torch.zeros(len(roster), dtype=torch.bool, device=roster.theta.device), sketch)
 
-    def relate(self, roster: Roster, server: Tree, cohort: Tensor) -> Relation:
+    def relate(self, roster, server, cohort):
         def take_moves(ids: Tensor) -> Tensor:
             return take(server.theta, ids) - roster.theta
 
@@ -59,7 +59,7 @@ class PFedGraph(RelationMixing):
         relation = relate(Cosine(), Simplex(self.alpha), among, roster, take_moves, mass, cohort, server.sketch)
         return relation._replace(what="cosine of how far models moved")
 
-    def compose(self, roster: Roster, server: Tree, weights: Weights, unheard: Tensor) -> Tree:
+    def compose(self, roster, server, weights, unheard):
         lengths = roster.memo.once("lengths", (self, *server), lambda: self.measure(roster, server))
         return Sent(*(self.mix(roster, server, weights, unheard, scale) for scale in (1.0, 1 / lengths)))
 
@@ -70,16 +70,16 @@ class PFedGraph(RelationMixing):
         lengths = lengths.clamp(min=torch.finfo(lengths.dtype).tiny)
         return lengths.new_ones(len(roster)).index_copy(0, heard, lengths)
 
-    def aggregate(self, roster: Roster, server: Tree, cohort: Tensor, uploads: Tree) -> Tree:
+    def aggregate(self, roster, server, cohort, uploads):
         seen = put(server.seen, cohort, torch.ones_like(cohort, dtype=torch.bool))
         sketch = renew(roster, server.sketch, cohort, uploads.theta - roster.theta) if self.neighbours else ()
         return Server(put(server.theta, cohort, uploads.theta), seen, sketch)
 
-    def train(self, client: Client, state: Tree, received: Tree) -> tuple[Tree, Tree]:
+    def train(self, client, state, received):
         learned = client.model.layout.trainable_on(received.theta.device)
         penalty = Alignment(self.pull, learned * received.others, learned)
         theta = client.descend(received.theta, penalty=penalty if self.pull and client.round else None)
         return Params(theta), Params(theta)
 
-    def personalise(self, client: Client, state: Tree, received: Tree) -> dict[str, Tree]:
+    def personalise(self, client, state, received):
         return {"own": state, "mixed": Params(received.theta)}

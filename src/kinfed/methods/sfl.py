@@ -77,10 +77,10 @@ class Similarity(Known):
     neighbours: Count = 30  # K: most links of a client, itself included
     beta: Share = 0.05  # share of the new graph S in the next one
 
-    def origin_of(self, roster: Roster) -> Origin:
+    def origin_of(self, roster):
         return "oracle" if roster.graph is not None and roster.graph.origin == "oracle" else "learned"
 
-    def learn(self, roster: Roster, server: Server, newcomer: Tensor, pull: float) -> Tensor:
+    def learn(self, roster, server, newcomer, pull):
         learned, first = self.find(roster, server, pull), newcomer[:, None] & (roster.graph is None)
         beta = first.to(learned.dtype).clamp(
             min=self.beta
@@ -106,12 +106,12 @@ class Similarity(Known):
         """[N, N] rows of weights, from those by similarity, the links, and squared distances in medians."""
         return kernel
 
-    def similarity(self, roster: Roster, server: Server) -> Compared:
+    def similarity(self, roster, server):
         both = server.seen[:, None] & server.seen
         square = in_medians(self.distances(roster, server), both.clone().fill_diagonal_(False))
         return Compared("squared distance of models, in medians", square.masked_fill(~both, torch.nan))
 
-    def add_clients(self, roster: Roster, server: Server, newcomers: Tensor) -> Tensor:
+    def add_clients(self, roster, server, newcomers):
         """In the others' rows, newcomers get the share that the known graph gives them, if there is one."""
         links, new = self.start(roster), torch.isin(roster.everyone, newcomers)
         given = to_rows(links) * new * (roster.graph is not None)
@@ -127,7 +127,7 @@ class QP(Similarity):
 
     gamma: Positive = 1.0  # weight of the distance to the similarities S
 
-    def weigh(self, kernel: Tensor, linked: Tensor, square: Tensor, pull: float) -> Tensor:
+    def weigh(self, kernel, linked, square, pull):
         centre = torch.eye(len(square), dtype=torch.float64, device=square.device) - 1 / len(square)
         inner = -pull / 2 * centre @ square.double() @ centre  # lambda times the centred models' inner products
         return nearest_mixtures(inner, kernel.double(), linked, self.gamma).to(square.dtype)

@@ -24,8 +24,7 @@ class Additive(nn.Module):
         self.head = nn.Linear(inputs + len(KNOTS) * len(bent), outputs)
 
     def forward(self, x: Tensor) -> Tensor:
-        outputs: Tensor = self.head(_pieces(self.flat(x), self.bent))
-        return outputs
+        return self.head(_pieces(self.flat(x), self.bent))
 
     @property
     def sources(self) -> list[int]:

@@ -30,8 +30,7 @@ class Changes(nn.Module):
         """[B, past, F] windows, whose first feature is the reading, to [B, outputs]."""
         last = x[:, -1, :1]  # [B, 1]
         z = self.hidden(torch.cat([x[..., 0] - last, x[..., 1:].flatten(1)], 1))
-        outputs: Tensor = self.head(torch.cat([z, last], 1))
-        return outputs
+        return self.head(torch.cat([z, last], 1))
 
 
 class Since(nn.Linear):

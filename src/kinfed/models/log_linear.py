@@ -31,8 +31,7 @@ class LogLinear(nn.Module):
         """[B, ...] inputs to [B, outputs]."""
         x = self.flat(x)
         logs = [(x[:, at, None] * factor + shift).asinh() - math.asinh(1 / SMALL) for at, factor, shift in self.skewed]
-        outputs: Tensor = self.head(torch.cat([x, *logs], 1))
-        return outputs
+        return self.head(torch.cat([x, *logs], 1))
 
     @property
     def sources(self) -> list[int]:

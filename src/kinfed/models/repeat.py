@@ -22,8 +22,7 @@ class Repeat(nn.Module):
         """[B, past, F] windows, whose first feature is the reading, to [B, outputs]."""
         readings = x[..., 0]
         away = readings.mean(1, keepdim=True) - readings[:, -self.season :].mean(1, keepdim=True)
-        outputs: Tensor = self.head(torch.cat([away, readings[:, self.places]], 1))
-        return outputs
+        return self.head(torch.cat([away, readings[:, self.places]], 1))
 
 
 def places_of_season(past: int, season: int, steps: int) -> list[int]:

@@ -38,7 +38,7 @@ class _Residual(nn.Sequential):
         super().__init__(_convolution(width, width), _convolution(width, width))
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + super().forward(x)  # type: ignore[no-any-return]
+        return x + super().forward(x)
 
 
 class _GlobalMax(nn.Module):

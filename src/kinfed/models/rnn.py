@@ -35,7 +35,7 @@ class _Last(nn.Module):
         self.cell, self.head = cell, head
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.cell(x)[0][:, -1])  # type: ignore[no-any-return]
+        return self.head(self.cell(x)[0][:, -1])
 
 
 FORMS[_Last] = lambda m, path: [last_state(m.cell, f"{path}cell."), *parts(m.head, f"{path}head.")]

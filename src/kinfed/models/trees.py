@@ -58,8 +58,7 @@ class Trees(nn.Module):
         at = Nodes(self.column, self.threshold, self.lost).find_leaf(self.with_holes(x).T, self.depth)
         # In single precision a sum depends on where a row stands among others, and might turn by its rounding.
         exact = None if self.monotone is None else torch.float64
-        outputs: Tensor = self.head(x) + values(self.leaf, at).sum(0, dtype=exact).to(self.leaf.dtype)
-        return outputs
+        return self.head(x) + values(self.leaf, at).sum(0, dtype=exact).to(self.leaf.dtype)
 
     def to_shap(self, output: int = 0) -> dict[str, Any]:
         """The trees of an output as `shap.TreeExplainer` of the package shap takes them, of inputs `with_holes`.

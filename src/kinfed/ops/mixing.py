@@ -78,8 +78,7 @@ def spread_lists(weights: Tensor, near: Tensor, count: int) -> Tensor:
 def power(step: Tensor, count: int) -> Tensor:
     """[N, N] the matrix step: [N, N] to this power; a matrix of nearly all zeros is multiplied as a sparse one."""
     if count < 2 or SPARSE * torch.count_nonzero(step) > step.numel():
-        powered: Tensor = torch.linalg.matrix_power(step, count)
-        return powered
+        return torch.linalg.matrix_power(step, count)
     links = step.to_sparse()
     for _ in range(count - 1):
         step = links @ step

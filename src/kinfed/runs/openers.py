@@ -29,7 +29,7 @@ def experiment_at(path: Path) -> Path | None:
         return None
     if not any(next(path.glob(depth + SITE), None) for depth in ("", "*/", "*/*/")):
         return None
-    return load(f"{SITES}:experiment_at")(path)  # type: ignore[no-any-return]
+    return load(f"{SITES}:experiment_at")(path)
 
 
 def predictor_at(experiment: Path, interval: float | None = None) -> Predictor:
@@ -37,7 +37,7 @@ def predictor_at(experiment: Path, interval: float | None = None) -> Predictor:
 
     Raises UsageError if its folder lacks what that needs.
     """
-    return load(f"{SITES}:predictor_at")(experiment, interval)  # type: ignore[no-any-return]
+    return load(f"{SITES}:predictor_at")(experiment, interval)
 
 
 def load_model(
@@ -69,5 +69,4 @@ def load_model(
         return Run.open(folder, module, method, head).model(client, position=position)
     predictor = predictor_at(experiment)
     names, is_unnamed = predictor.names, client is None and position is None
-    served: nn.Module = duplicate(predictor.module(names[0 if is_unnamed else client_index(names, client, position)]))
-    return served
+    return duplicate(predictor.module(names[0 if is_unnamed else client_index(names, client, position)]))

@@ -28,8 +28,7 @@ class Pace:
 
     def train(self, round: int, cohort: Tensor, sent: Tree) -> tuple[Tensor, Tree]:
         """Local training, as of the fleet."""
-        trained: tuple[Tensor, Tree] = self._measure("train", round, cohort, sent)
-        return trained
+        return self._measure("train", round, cohort, sent)
 
     def evaluate(self, round: int, cohort: Tensor, sent: Tree) -> Any:
         """Scores, as of the fleet."""

@@ -262,8 +262,7 @@ class Run:
 
     def theta(self, client: int | str | None = None, *, position: int | None = None) -> Tensor:
         """[d] one client's personalised model: of the kind and round that validation prefers."""
-        theta: Tensor = self.personal(self.name(client, position)).theta
-        return theta
+        return self.personal(self.name(client, position)).theta
 
     def model(self, client: int | str | None = None, *, position: int | None = None) -> nn.Module:
         """The client's personalised model, as a plain module in evaluation mode: as scored."""

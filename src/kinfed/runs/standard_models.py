@@ -560,8 +560,7 @@ def _client_means(y: Array, who: NDArray[np.int64], clients: int, pseudo: float 
     total, count = np.zeros((clients, y.shape[1])), np.bincount(who, w, clients)[:, None].astype(float)
     np.add.at(total, who, _times(y, w))
     every = np.average(y, 0, w)
-    means: Array = np.where(count + pseudo > 0, (total + pseudo * every) / np.maximum(count + pseudo, 1e-9), every)
-    return means
+    return np.where(count + pseudo > 0, (total + pseudo * every) / np.maximum(count + pseudo, 1e-9), every)
 
 
 def _fit_each(x: Array, y: Any, who: NDArray[np.int64], w: Array | None, fit: Callable[..., Any], rest: Array) -> Model:
@@ -694,8 +693,7 @@ def _logs(model: Any, x: Any, classes: int) -> Array:
     """[n, C] logarithms of a model's probabilities, of which that of a class it has not seen is tiny."""
     models = np.full((x.shape[0], classes), RAREST)
     models[:, model.classes_] = np.maximum(model.predict_proba(x), RAREST)
-    logarithms: Array = np.log(models)
-    return logarithms
+    return np.log(models)
 
 
 def _by_client(who: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]]]:

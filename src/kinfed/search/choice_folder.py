@@ -127,8 +127,7 @@ class Request:
 
     def _build(self, federation: Federation, name: str, seed: int) -> nn.Module:
         """The model of this name, as name,key=value."""
-        module: nn.Module = self.experiment("local", model=name).module(federation, seed)
-        return module
+        return self.experiment("local", model=name).module(federation, seed)
 
     def candidates(self, arena: Arena) -> list[Candidate]:
         """Every method, with the settings that the config has for it and those of the grid, at every rate."""

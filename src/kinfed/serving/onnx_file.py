@@ -40,8 +40,7 @@ class _Ordered(nn.Module):
         self.whole, self._names = pipeline, names
 
     def forward(self, *columns: Tensor) -> Columns:
-        answers: Columns = self.whole(dict(zip(self._names, columns, strict=True)) if self._names else columns[0])
-        return answers
+        return self.whole(dict(zip(self._names, columns, strict=True)) if self._names else columns[0])
 
 
 class Converted(NamedTuple):

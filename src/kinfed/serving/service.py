@@ -119,7 +119,7 @@ class Service:
 
         async def limit(scope: Any, receive: Any, send: Any) -> None:
             if scope["type"] != "http":
-                return await app(scope, receive, send)  # type: ignore[no-any-return]
+                return await app(scope, receive, send)
             listener.admit(scope["client"])
             if self._under_way >= self.limits.concurrency:
                 why = {"error": f"{self.limits.concurrency} requests are under way already; come again"}

@@ -245,8 +245,7 @@ class Simulation:
         weigh = getattr(self.method, "row_weights", None)
         if weigh is None:
             return None
-        weights: Tensor = self._each(round, cohort, weigh, self.states.take(cohort), sent)
-        return weights
+        return self._each(round, cohort, weigh, self.states.take(cohort), sent)
 
     def evaluate(self, round: int, cohort: Tensor, sent: Tree) -> Evaluation:
         """Scores of the cohort's models on validation and test examples."""

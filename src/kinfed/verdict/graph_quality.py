@@ -186,8 +186,7 @@ def order_by_links(relation: NDArray[Any]) -> NDArray[Any]:
         return np.arange(len(both))
     from scipy.cluster.hierarchy import leaves_list, linkage
 
-    order: NDArray[Any] = leaves_list(linkage(distances, "average"))
-    return order
+    return leaves_list(linkage(distances, "average"))
 
 
 def clusters(relation: Tensor) -> Tensor:

@@ -171,8 +171,7 @@ def signed_ranks(gain: ArrayLike) -> tuple[float, float]:
 def midranks(values: ArrayLike) -> Array:
     """[n] the ranks of values, from 1; equal values share the mean of theirs."""
     _, at, count = np.unique(np.asarray(values), return_inverse=True, return_counts=True)
-    ranks: Array = (np.cumsum(count) - (count - 1) / 2)[at]
-    return ranks
+    return (np.cumsum(count) - (count - 1) / 2)[at]
 
 
 def student(freedom: float, level: float = LEVEL) -> float:

@@ -249,8 +249,7 @@ class _Pairs(NamedTuple):
     def means(self, scores: list[list[Array]]) -> Array:
         """[n] the mean scores of clients that are known, over seeds."""
         by_seed = np.array([[client.mean() if len(client) else np.nan for client in seed] for seed in scores])
-        means: Array = np.nanmean(by_seed[:, self.paired_clients], 0)
-        return means
+        return np.nanmean(by_seed[:, self.paired_clients], 0)
 
     @property
     def differ(self) -> bool:
@@ -327,8 +326,7 @@ class _Pairs(NamedTuple):
             order = np.argsort(blocks, kind="stable")
             gain, blocks = gain[order], np.arange(len(gain)) // length
         _, at, count = np.unique(blocks, return_inverse=True, return_counts=True)
-        means: Array = np.bincount(at, gain) / count
-        return means
+        return np.bincount(at, gain) / count
 
     def decide(self) -> _Decided:
         """The positions of the clients that gain, and of those that lose."""

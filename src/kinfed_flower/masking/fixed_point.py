@@ -33,8 +33,7 @@ class FixedPoint:
                 f"its upload holds a number of size {most:.3g}, above the bound of the plan, {self.largest:g}"
             )
         scaled = values * 2.0**self.bits
-        integers: Whole = np.rint(scaled, out=scaled).astype(np.int64).view(np.uint64)
-        return integers
+        return np.rint(scaled, out=scaled).astype(np.int64).view(np.uint64)
 
     def decode(self, total: Whole) -> NDArray[np.float64]:
         """[m] the numbers whose sum this is; raises UsageError for one that no members' sum can be."""

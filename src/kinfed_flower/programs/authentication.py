@@ -187,7 +187,7 @@ class Gate:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "lifespan":
-            return await self._app(scope, receive, send)  # type: ignore[no-any-return]
+            return await self._app(scope, receive, send)
         if scope["type"] != "http":
             return None
         path = scope["raw_path"]
@@ -205,7 +205,7 @@ class Gate:
             return await _answer(send, 200, json.dumps(heard))
         self._under_way[admission.key] += admission.length
         try:
-            return await self._app(scope, _in_time(receive), send)  # type: ignore[no-any-return]
+            return await self._app(scope, _in_time(receive), send)
         finally:
             self._under_way[admission.key] -= admission.length
             if not self._under_way[admission.key]:

@@ -378,8 +378,7 @@ def why_not(agreed: Fields, greeting: Fields) -> str:
 
 def _units(greeting: Fields) -> dict[str, str]:
     """The units that a site's columns are written in; none of columns that name none."""
-    units: dict[str, str] = (greeting.get("table") or greeting.get("series") or {}).get("units", {})
-    return units
+    return (greeting.get("table") or greeting.get("series") or {}).get("units", {})
 
 
 def for_one(facts: Fields, client: str) -> Fields:

@@ -109,8 +109,7 @@ def agree(plans: Sequence[Plan], folder: Path, again: bool = True) -> str:
 
 def read_asked(folder: Path) -> list[Table]:
     """The plans that a server asked this site for last."""
-    plans: list[Table] = read_json(locate(folder, ASKED)).get("plans", [])
-    return plans
+    return read_json(locate(folder, ASKED)).get("plans", [])
 
 
 @dataclass(frozen=True)

@@ -82,8 +82,7 @@ def similar(federations: Sequence[Federation], overlap: float) -> tuple[str, lis
 
 def blocks(pairs: Tensor) -> Array:
     """[N] labels by which a picture sorts clients, so that similar ones, pairs: [N, N], are next to each other."""
-    label: Array = connected_components(pairs.numpy())[1]
-    return label
+    return connected_components(pairs.numpy())[1]
 
 
 def look(relation: Tensor, pairs: Tensor) -> dict[str, float]:

@@ -37,8 +37,7 @@ def mean_aggregation(adjacency: Tensor, layers: int = 1, printed: bool = False) 
         raise UsageError(f"layers must be at least 1; got {layers}")
     a = a.clone().fill_diagonal_(1)
     step = a / a.sum(0)
-    g: Tensor = torch.linalg.matrix_power(step.T if printed else step, layers)
-    return g
+    return torch.linalg.matrix_power(step.T if printed else step, layers)
 
 
 def measure_residual(g: Tensor, m: int) -> float:
@@ -113,8 +112,7 @@ def _residual(g: Tensor, m: int) -> Tensor:
     if not 0 <= m < len(g):
         raise UsageError(f"m, the clients without useful updates, must be at least 0 and below n = {len(g)}; got {m}")
     rest, lost = g[:, m:], g[:, :m]
-    outside: Tensor = lost - rest @ (torch.linalg.pinv(rest) @ lost)
-    return outside
+    return lost - rest @ (torch.linalg.pinv(rest) @ lost)
 
 
 def _check(n: int, m: int, d: int, k: int) -> None:

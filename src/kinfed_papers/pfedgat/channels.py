@@ -44,8 +44,7 @@ class Delta(PFedGAT):
                 "pfedgat: channel 'delta' infers gradients from updates, which needs plain SGD; set training.optimiser "
                 "to sgd without momentum or weight decay, or use pfedgat itself"
             )
-        server: Server = super().start(roster)
-        return server
+        return super().start(roster)
 
     def answer(self, client: Client, received: Params) -> Tensor:
         return received.theta[:0]

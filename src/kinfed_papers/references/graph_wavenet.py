@@ -66,7 +66,7 @@ class _Network(nn.Module):
         for layer in self.layers:
             h, skipped_part = layer(h, graphs)
             skipped.append(skipped_part[..., -1:])  # the last step is the one that has seen all others
-        return self.end(torch.stack(skipped).sum(0))[..., 0].transpose(1, 2)  # type: ignore[no-any-return]
+        return self.end(torch.stack(skipped).sum(0))[..., 0].transpose(1, 2)
 
 
 class _Layer(nn.Module):

@@ -83,7 +83,7 @@ class _Network(nn.Module):
     def _next(self, values: Tensor) -> Tensor:
         h = self.gather(self.blocks(values))  # [B, C, 1, N]
         h = self.settle(_normalise(h, self.norm))
-        return self.weight(h[:, :, 0].transpose(1, 2))[..., 0] + self.bias  # type: ignore[no-any-return]
+        return self.weight(h[:, :, 0].transpose(1, 2))[..., 0] + self.bias
 
 
 class _Block(nn.Module):
@@ -116,7 +116,7 @@ class _Temporal(nn.Module):
         if self.kind == "relu":
             return torch.relu(out + kept)
         value, gate = out.chunk(2, 1)
-        return (value + kept) * gate.sigmoid()  # type: ignore[no-any-return]
+        return (value + kept) * gate.sigmoid()
 
 
 class _Graph(nn.Module):
@@ -128,9 +128,9 @@ class _Graph(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         around = torch.einsum("knm,bctm->bkctn", self.polynomials, x).flatten(1, 2)
-        return (self.mix(around) + x).relu()  # type: ignore[no-any-return]
+        return (self.mix(around) + x).relu()
 
 
 def _normalise(x: Tensor, norm: nn.Module) -> Tensor:
     """LayerNorm over nodes and channels of x: [B, C, T, N]."""
-    return norm(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)  # type: ignore[no-any-return]
+    return norm(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)

@@ -6,7 +6,6 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ...core.client import Client
 from ...core.graph import Origin
 from ...core.method import Method, Params, Roster
 from ...core.mixins import Admits, Explains
@@ -34,10 +33,10 @@ class CohortMixing(Method, Explains, Admits):
     def learn(self, roster: Roster, server: Tree, cohort: Tensor, uploads: Tree) -> Tree:
         """The server once it knows how the last mixtures did, from the cohort: [K] that sent uploads."""
 
-    def send(self, roster: Roster, server: Tree, cohort: Tensor) -> Tree:
+    def send(self, roster, server, cohort):
         return Params(begin(server, cohort))
 
-    def aggregate(self, roster: Roster, server: Tree, cohort: Tensor, uploads: Tree) -> Tree:
+    def aggregate(self, roster, server, cohort, uploads):
         return self.mix(roster, server, cohort, uploads, cohort)
 
     def mix(self, roster: Roster, server: Tree, cohort: Tensor, uploads: Tree, heard: Tensor) -> Tree:
@@ -50,23 +49,23 @@ class CohortMixing(Method, Explains, Admits):
         mixed = mix_freely(self.graph(roster, server, heard), take(server.uploads, heard), roster.layout)
         return server._replace(theta=put(server.theta, heard, mixed))
 
-    def join(self, roster: Roster, server: Tree, newcomers: Tensor, uploads: Tree) -> Tree:
+    def join(self, roster, server, newcomers, uploads):
         """A newcomer's model is mixed with the last ones of all who have taken part."""
         heard = server.seen.index_fill(0, newcomers, True).nonzero().squeeze(1)
         after = self.mix(roster, server._replace(present=server.seen), newcomers, uploads, heard)
         return replace_rows(server, newcomers, after)
 
-    def relation(self, roster: Roster, server: Tree, cohort: Tensor) -> Tensor | None:
+    def relation(self, roster, server, cohort):
         weights = self.graph(roster, server, cohort)
         rows = torch.eye(len(roster), dtype=weights.dtype, device=weights.device)
         if server.seen.any():
             rows[~server.seen] = server.seen.to(rows) / server.seen.sum()
         return put(rows, cohort, torch.zeros_like(rows[cohort]).index_copy(1, cohort, weights))
 
-    def init_client(self, client: Client) -> Tree:
+    def init_client(self, client):
         return Params(client.model.theta)
 
-    def personalise(self, client: Client, state: Tree, received: Tree) -> dict[str, Tree]:
+    def personalise(self, client, state, received):
         return {"mixed": Params(received.theta), "own": state}
 
 

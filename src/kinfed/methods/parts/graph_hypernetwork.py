@@ -33,12 +33,11 @@ class GCN(MLP):
 
     needs_graph: ClassVar[bool] = True
 
-    def averaging(self, links: Tensor | None) -> Tensor | None:
+    def averaging(self, links):
         if links is None:
             return None
         itself = links + torch.eye(len(links)).to(links)
-        mean: Tensor = itself / itself.sum(1, keepdim=True)
-        return mean
+        return itself / itself.sum(1, keepdim=True)
 
 
 def link_loss(z: Tensor, links: Tensor, pairs: Tensor | None) -> Tensor:

@@ -6,8 +6,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from ...core.client import Client
-from ...core.graph import Origin, Relation
+from ...core.graph import Origin
 from ...core.method import Compared, Method, Params, Roster
 from ...core.mixins import Explains, Lists
 from ...core.rows import active
@@ -28,20 +27,20 @@ class GraphMethod(Method, Explains):
     def graph(self, roster: Roster, server: Tree, cohort: Tensor) -> Tensor:
         """[K, N], or [L, K, N] with one graph a layer: rows of the cohort, each summing to one."""
 
-    def send(self, roster: Roster, server: Tree, cohort: Tensor) -> Tree:
+    def send(self, roster, server, cohort):
         return Params(mix(self.graph(roster, server, cohort), server.theta, roster.layout))
 
-    def relation(self, roster: Roster, server: Tree, cohort: Tensor) -> Relation | None:
+    def relation(self, roster, server, cohort):
         return self.graph(roster, server, roster.everyone)
 
-    def init_client(self, client: Client) -> Tree:
+    def init_client(self, client):
         return Params(client.model.theta)
 
-    def train(self, client: Client, state: Tree, received: Tree) -> tuple[Tree, Tree]:
+    def train(self, client, state, received):
         theta = client.descend(received.theta)
         return Params(theta), Params(theta)
 
-    def personalise(self, client: Client, state: Tree, received: Tree) -> dict[str, Tree]:
+    def personalise(self, client, state, received):
         return {"own": state, "mixed": received}
 
 
@@ -60,7 +59,7 @@ class RelationMixing(GraphMethod, Lists):
     def relate(self, roster: Roster, server: Tree, cohort: Tensor) -> Related:
         """Whom the cohort: [K] learns from; it depends on nothing but the method, the server's state and the roster."""
 
-    def keeps_lists(self, count: int) -> bool:
+    def keeps_lists(self, count):
         return self.neighbours > 0 and count > TABLE
 
     def mark_seen(self, server: Tree) -> Tensor:
@@ -92,23 +91,23 @@ class RelationMixing(GraphMethod, Lists):
         theta, layout = server.theta, roster.layout
         return weights.mix_heard(theta, layout, unheard, lambda: self.mean(roster, server, scale), scale)
 
-    def send(self, roster: Roster, server: Tree, cohort: Tensor) -> Tree:
+    def send(self, roster, server, cohort):
         made_of = self.made_of(roster, server, cohort)
         return roster.memo.once(
             "mixtures", made_of, lambda: self.compose(roster, server, *self.weights(roster, server, cohort))
         )
 
-    def prospect(self, roster: Roster, server: Tree, ids: Tensor) -> Tree:
+    def prospect(self, roster, server, ids):
         weights, unheard = self.weights(roster, server, roster.everyone)
         return self.compose(roster, server, weights.rows_of(ids), unheard[ids])
 
-    def relation(self, roster: Roster, server: Tree, cohort: Tensor) -> Relation | None:
+    def relation(self, roster, server, cohort):
         weights, unheard = self.weights(roster, server, roster.everyone)
         if weights.near is None or not self.keeps_lists(len(roster)):
             return self.graph(roster, server, roster.everyone)
         return weights.lists(unheard, self.mass(roster, server))
 
-    def graph(self, roster: Roster, server: Tree, cohort: Tensor) -> Tensor:
+    def graph(self, roster, server, cohort):
         weights, unheard = self.weights(roster, server, cohort)
         rows = weights.dense(len(roster))
         if unheard.any():
@@ -116,7 +115,7 @@ class RelationMixing(GraphMethod, Lists):
             rows = torch.where(unheard[:, None], mass / mass.sum(), rows)
         return rows
 
-    def similarity(self, roster: Roster, server: Tree) -> Compared:
+    def similarity(self, roster, server):
         weights, _, values, what = self.relate(roster, server, roster.everyone)
         values = values.mean(0)
         if weights.near is not None and self.keeps_lists(len(roster)):
@@ -125,7 +124,7 @@ class RelationMixing(GraphMethod, Lists):
             values = values.new_full((len(roster),) * 2, torch.nan).scatter(1, weights.near, values)
         return Compared(what, values)
 
-    def diagnostics(self, roster: Roster, server: Tree, cohort: Tensor, sent: Tree, uploads: Tree) -> dict[str, Tensor]:
+    def diagnostics(self, roster, server, cohort, sent, uploads):
         weights, unheard = self.weights(roster, server, roster.everyone)
         itself = roster.everyone[:, None] == (roster.everyone if weights.near is None else weights.near)
         own_weight = (weights.rows * itself).sum(-1).view(-1, len(roster)).mean(0)

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-from ...core.client import Client
 from ...core.layout import Layout
 from ...core.method import Method, Normalisation, Params, Roster
 from ...core.mixins import Admits
@@ -83,7 +82,7 @@ class Hypernetwork(Method, Admits):
         """[N, N] the links between clients with similar embeddings; None if there are none."""
         return None
 
-    def add_clients(self, roster: Roster, server: Tree, newcomers: Tensor) -> Tree:
+    def add_clients(self, roster, server, newcomers):
         """A newcomer's embedding is the mean of its neighbours', or of all clients' if it has none."""
         wide, earlier = super().add_clients(roster, server, newcomers), roster.others(newcomers)
         links, table = self.links(roster), server.network.embedding
@@ -92,13 +91,13 @@ class Hypernetwork(Method, Admits):
         embedding = put(wide.network.embedding, newcomers, near / near.sum(1, keepdim=True) @ table)
         return wide._replace(network=wide.network._replace(embedding=embedding))
 
-    def join(self, roster: Roster, server: Tree, newcomers: Tensor, uploads: Tree) -> Tree:
+    def join(self, roster, server, newcomers, uploads):
         """A newcomer's embedding is fitted to its model by steps of the server's optimiser; the network is frozen."""
         for _ in range(FITS):
             server = replace_rows(server, newcomers, self.aggregate(roster, server, newcomers, uploads))
         return server
 
-    def relation(self, roster: Roster, server: Tree, cohort: Tensor) -> Tensor | None:
+    def relation(self, roster, server, cohort):
         return None
 
     def check_written(self, layout: Layout) -> None:
@@ -108,12 +107,12 @@ class Hypernetwork(Method, Admits):
                 "a network cannot write running statistics; use bn='local', which leaves them at the clients"
             )
 
-    def init_client(self, client: Client) -> Tree:
+    def init_client(self, client):
         return Params(client.model.theta)
 
-    def train(self, client: Client, state: Tree, received: Tree) -> tuple[Tree, Tree]:
+    def train(self, client, state, received):
         theta = client.descend(received.theta, clip=self.client_clip)
         return Params(theta), Params(theta)
 
-    def personalise(self, client: Client, state: Tree, received: Tree) -> dict[str, Tree]:
+    def personalise(self, client, state, received):
         return {"generated": received, "own": state}

@@ -9,14 +9,13 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ...core.client import Client, towards
+from ...core.client import towards
 from ...core.field_checks import CountOrZero
 from ...core.layout import Layout
-from ...core.method import Compared, Params, Roster
+from ...core.method import Params
 from ...core.mixins import Advises
 from ...core.rows import put, take
-from ...core.trees import Tree
-from ...relations import Distance, Everyone, Kernel, Nearest, Relation, Softmax, relate
+from ...relations import Distance, Everyone, Kernel, Nearest, Softmax, relate
 from .graph_mixing import RelationMixing
 from .pulls import check_pull
 
@@ -47,15 +46,15 @@ class MessagePassing(RelationMixing, Advises):
         """[K, d] of which distances are taken, for models theta: [K, d]."""
         return theta
 
-    def start(self, roster: Roster) -> Tree:
+    def start(self, roster):
         name = type(self).__name__.lower()
         check_pull(name, roster.training.optimiser, self.strength, "the mixture", "lambda / alpha")
         return Params(roster.copies())
 
-    def mark_seen(self, server: Tree) -> Tensor:
+    def mark_seen(self, server):
         return torch.ones_like(server.theta[:, 0], dtype=torch.bool)  # others may resemble the first model
 
-    def relate(self, roster: Roster, server: Tree, cohort: Tensor) -> Relation:
+    def relate(self, roster, server, cohort):
         part, theta = roster.part(cohort), take(server.theta, cohort)
         among = Nearest(self.neighbours) if self.neighbours else Everyone()
         placed, mass = self.place(theta, roster.layout), torch.ones_like(theta[:, 0])
@@ -63,11 +62,11 @@ class MessagePassing(RelationMixing, Advises):
         relation = relate(Distance(), self.weighing, among, part, among_them, mass, part.everyone)
         return relation._replace(weights=relation.weights._replace(senders=cohort))
 
-    def similarity(self, roster: Roster, server: Tree) -> Compared:
+    def similarity(self, roster, server):
         compared = super().similarity(roster, server)
         return compared._replace(what="squared distance of models", values=-compared.values)
 
-    def aggregate(self, roster: Roster, server: Tree, cohort: Tensor, uploads: Tree) -> Tree:
+    def aggregate(self, roster, server, cohort, uploads):
         after = Params(put(server.theta, cohort, uploads.theta))
         if roster.round == 0 and len(cohort) > 2:  # of two clients weights cannot tell anybody apart
             (_, near, *_), _, (similarity,), _ = self.relate(roster, after, cohort)
@@ -77,6 +76,6 @@ class MessagePassing(RelationMixing, Advises):
                 warnings.warn(f"{type(self).__name__.lower()}: {reason}", stacklevel=2)
         return after
 
-    def train(self, client: Client, state: Tree, received: Tree) -> tuple[Tree, Tree]:
+    def train(self, client, state, received):
         theta = client.descend(state.theta, penalty=towards(received.theta, self.strength) if self.strength else None)
         return Params(theta), Params(theta)

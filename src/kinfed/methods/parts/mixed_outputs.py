@@ -5,9 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ...core.client import Client
 from ...core.mixins import Predicts
-from ...core.model import Model
 from ...core.trees import ModelOf, PerClient, Tree
 
 
@@ -22,10 +20,10 @@ class Mixture(NamedTuple):
 class MixesOutputs(Predicts):
     """A method whose `personalise` returns a `Mixture`."""
 
-    def predict(self, client: Client, personal: Tree, x: Tensor) -> Tensor:
+    def predict(self, client, personal, x):
         return mix_outputs(torch.stack([client.model(theta, x) for theta in stack(personal)]), personal.share)
 
-    def export(self, model: Model, personal: Tree) -> nn.Module:
+    def export(self, model, personal):
         return Mixed([model.export(theta) for theta in stack(personal)], personal.share).eval()
 
 

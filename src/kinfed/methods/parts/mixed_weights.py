@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ...core.client import Client
 from ...core.method import Params
-from ...core.trees import ModelOf, PerClient, Tree
+from ...core.trees import ModelOf, PerClient
 from ..bases import Averaging
 
 
@@ -31,7 +31,7 @@ class LearnedMixture(Averaging):
     def where(self, client: Client) -> Tensor:
         """[m] where the numbers that are mixed lie in the part of the model that travels."""
 
-    def init_client(self, client: Client) -> Tree:
+    def init_client(self, client):
         theta = client.model.theta
         started = torch.zeros((), dtype=torch.bool, device=theta.device)
         return Mixing(theta, torch.ones_like(theta[self.where(client)]), started)
@@ -51,7 +51,7 @@ class LearnedMixture(Averaging):
             weight = batch.keep(weight, torch.where(state.started & (t % steps < used), moved, weight))
         return weight, mix_at(state, weight, theta, at)
 
-    def personalise(self, client: Client, state: Tree, received: Tree) -> dict[str, Tree]:
+    def personalise(self, client, state, received):
         return {"mixed": Params(self.mix(client, state, received.theta)[1]), "own": Params(state.theta)}
 
 

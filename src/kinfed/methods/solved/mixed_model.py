@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ...core.client import Client
 from ...core.graph import Origin
-from ...core.method import Method, Roster
+from ...core.method import Method
 from ...core.mixins import Advises, Explains, Solves
 from ...core.trees import ModelOf, Shared, Summed, Tree
 from ...errors import UsageError
@@ -106,14 +106,14 @@ class MixedModel(Method, Explains, Advises, Solves):
         """The same model of labels and counts."""
         return Generalised(self.covariance == "diagonal")
 
-    def start(self, roster: Roster) -> Tree:
+    def start(self, roster):
         check_task(roster.task, len(coefficients_of(roster.layout, roster.theta).T), "mixed-model")
         if head_of(roster.layout)[1] is None:
             raise UsageError("mixed-model needs a last layer with a bias, and this model's has none")
         at = place_effects(self.random, roster)
         if takes(roster.task):
             return self.generalise().start(roster, at)
-        like: dict[str, Any] = {"dtype": torch.float64, "device": roster.theta.device}
+        like = {"dtype": torch.float64, "device": roster.theta.device}
         fixed = torch.zeros(len(coefficients_of(roster.layout, roster.theta)), **like)
         f, q = len(fixed), len(at)
         if q > MOST:
@@ -136,16 +136,16 @@ class MixedModel(Method, Explains, Advises, Solves):
             at.to(unit.device),
         )
 
-    def send(self, roster: Roster, server: Tree, cohort: Tensor) -> Tree:
+    def send(self, roster, server, cohort):
         if takes(roster.task):
             return self.generalise().send(roster, server)
         theta = model_of(roster.layout, server.body, server.fixed[None, :, None])[0]
         return Sent(theta, server.covariance, server.noise, server.uncertainty, server.at)
 
-    def init_client(self, client: Client) -> Tree:
+    def init_client(self, client):
         return () if takes(client.task) else Products.empty(client)
 
-    def train(self, client: Client, state: Tree, received: Tree) -> tuple[Tree, Tree]:
+    def train(self, client, state, received):
         if takes(client.task):
             return (), self.generalise().train(client, received)
         moments = moments_of(client, received)
@@ -187,7 +187,7 @@ class MixedModel(Method, Explains, Advises, Solves):
             return self.generalise().weigh_rows(client, received)
         return client.data.weight.double()[None]
 
-    def aggregate(self, roster: Roster, server: Tree, cohort: Tensor, sums: Tree) -> Tree:
+    def aggregate(self, roster, server, cohort, sums):
         if takes(roster.task):
             return self.generalise().aggregate(server, sums)
         uncertainty, determinant = invert(sums.precision)
@@ -221,10 +221,10 @@ class MixedModel(Method, Explains, Advises, Solves):
             server.at,
         )
 
-    def is_solved(self, server: Tree) -> bool:
+    def is_solved(self, server):
         return bool(server.moved < SETTLED) if isinstance(server, Server) else self.generalise().is_solved(server)
 
-    def personalise(self, client: Client, state: Tree, received: Tree) -> dict[str, Tree]:
+    def personalise(self, client, state, received):
         if takes(client.task):
             return self.generalise().personalise(client, received)
         layout = client.model.layout
@@ -250,10 +250,10 @@ class MixedModel(Method, Explains, Advises, Solves):
         covariance = follows @ received.uncertainty @ follows.T + given
         return fixed + place @ effects, covariance
 
-    def relation(self, roster: Roster, server: Tree, cohort: Tensor) -> Tensor | None:
+    def relation(self, roster, server, cohort):
         return None
 
-    def diagnostics(self, roster: Roster, server: Tree, cohort: Tensor, sent: Tree, uploads: Tree) -> dict[str, Tensor]:
+    def diagnostics(self, roster, server, cohort, sent, uploads):
         if takes(roster.task):
             return {"deviance": server.deviance, "left": server.left}
         return {"deviance": server.deviance, "noise": server.noise, "moved": server.moved}
@@ -314,8 +314,7 @@ class Axes(NamedTuple):
         grown = root[:, None] * axes * (1 + values).clamp(NARROWEST, WIDEST).sqrt()
         turn = self.still.T @ step @ self.moving / self.variances
         side = (self.moving + self.still @ (turn / turn.norm().clamp(min=1))) @ grown
-        result: Tensor = side @ side.T + LEAST * noise * self.still @ self.still.T
-        return result
+        return side @ side.T + LEAST * noise * self.still @ self.still.T
 
 
 def invert(matrix: Tensor) -> tuple[Tensor, Tensor]:
@@ -332,5 +331,4 @@ def invert(matrix: Tensor) -> tuple[Tensor, Tensor]:
 
 def _change(new: Tensor, old: Tensor) -> Tensor:
     """[] the largest change of a number, over the largest of the numbers."""
-    change: Tensor = (new - old).abs().max() / new.abs().max().clamp(min=1e-300)
-    return change
+    return (new - old).abs().max() / new.abs().max().clamp(min=1e-300)

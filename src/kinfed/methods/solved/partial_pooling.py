@@ -14,7 +14,7 @@ from ...core.client import Client
 from ...core.field_checks import Count, NonNegative
 from ...core.graph import Origin
 from ...core.layout import Layout
-from ...core.method import Method, Params, Roster
+from ...core.method import Method, Params
 from ...core.mixins import Advises, Explains, Solves
 from ...core.rows import put
 from ...core.tasks import Classification, Counts, Forecasting, Quantiles, Regression
@@ -109,10 +109,10 @@ class PartialPooling(Method, Explains, Advises, Solves):
     weighs: ClassVar[str] = "coefficients are drawn to the mean of all, as far as the rows say"
 
     @property
-    def rates(self) -> tuple[str, ...]:
+    def rates(self):
         return ("steps",)
 
-    def start(self, roster: Roster) -> Tree:
+    def start(self, roster):
         layout, n = roster.layout, len(roster)
         f, k = coefficients_of(layout, roster.theta).shape
         k //= count_levels(roster.task)
@@ -128,7 +128,7 @@ class PartialPooling(Method, Explains, Advises, Solves):
             raise UsageError("partial pooling forecasts quantiles by a last layer with a bias; this model's has none")
         if self.alone and (self.units == "client" or isinstance(roster.task, Classification | Counts)):
             raise UsageError("partial pooling: alone is of numbers, with units=all; use alone=0")
-        like: dict[str, Any] = {"dtype": torch.float64, "device": roster.theta.device}
+        like = {"dtype": torch.float64, "device": roster.theta.device}
         none = torch.zeros(n, f, k, **like)
         centre = torch.zeros(f, k, **like)
         curvatures = k if isinstance(roster.task, Classification | Counts | Forecasting) else 1
@@ -136,11 +136,11 @@ class PartialPooling(Method, Explains, Advises, Solves):
         sums = Sums(torch.zeros(n, curvatures, f, f, **like), none, none[:, 0], none[:, 0], inputs)
         ones = torch.ones(k, **like)
         noise = torch.ones(n, k, **like)
-        weights: Any = torch.zeros(n, n, **like) if self.kin else ()
+        weights = torch.zeros(n, n, **like) if self.kin else ()
         spread, moved = torch.full_like(centre, 0.1), torch.tensor(MOST, **like)
         return Server(roster.theta, centre, spread, noise, ones, none, weights, none, sums, none, centre, moved)
 
-    def send(self, roster: Roster, server: Tree, cohort: Tensor) -> Tree:
+    def send(self, roster, server, cohort):
         if self.alone:
             coefficients = self._lean_on_own(server, cohort)
         elif self.units == "client":
@@ -162,7 +162,7 @@ class PartialPooling(Method, Explains, Advises, Solves):
             outputs.append(solve(products[:, k], rows[:, k], [about]))
         return torch.stack(outputs, -1)
 
-    def train(self, client: Client, state: Tree, received: Tree) -> tuple[Tree, Tree]:
+    def train(self, client, state, received):
         _, y, real = client.data
         inputs, coefficients, link = inputs_of(client, received)
         return (), sums(client.task, inputs, y, real.double(), coefficients, link)
@@ -176,7 +176,7 @@ class PartialPooling(Method, Explains, Advises, Solves):
         weight, outputs, error, _ = _derivatives(client.task, inputs, y, real.double(), coefficients)
         return torch.cat([weight, weight * outputs - error], 1).T
 
-    def aggregate(self, roster: Roster, server: Tree, cohort: Tensor, uploads: Tree) -> Tree:
+    def aggregate(self, roster, server, cohort, uploads):
         sums = Sums(*(put(table, cohort, new) for table, new in zip(server.sums, uploads, strict=True)))
         squared = not isinstance(roster.task, Classification | Counts)
         units = Units.from_sums(sums, roster.task, self.common) if self.units == "client" else None
@@ -198,7 +198,7 @@ class PartialPooling(Method, Explains, Advises, Solves):
             return self._draw_to_kin(server)._replace(moved=torch.full_like(server.moved, MOST))
         return server
 
-    def is_solved(self, server: Tree) -> bool:
+    def is_solved(self, server):
         return bool(server.moved < SETTLED) and _is_complete(server)
 
     def _draw_to_kin(self, server: Server) -> Server:
@@ -212,10 +212,10 @@ class PartialPooling(Method, Explains, Advises, Solves):
         weights = torch.nan_to_num(likeness.softmax(1)) if len(deviation) > 1 else torch.zeros_like(likeness)
         return server._replace(kin=self.kin * torch.einsum("ij,jfk->ifk", weights, deviation), weights=weights)
 
-    def relation(self, roster: Roster, server: Tree, cohort: Tensor) -> Tensor | None:
+    def relation(self, roster, server, cohort):
         return server.weights.to(roster.theta.dtype) if self.kin else None
 
-    def own_weights(self, roster: Roster, server: Tree) -> Tensor | None:
+    def own_weights(self, roster, server):
         """How far rows determine coefficients: one less their variance with rows over that without; mean over outputs.
 
         It is MacKay's gamma, coefficient by coefficient: 1 where a client learns alone, 0 where all share it.
@@ -225,20 +225,19 @@ class PartialPooling(Method, Explains, Advises, Solves):
             sums = Units.from_sums(sums, roster.task, self.common).to_units(sums)
         posterior_of, outputs = choose_posterior(sums), range(server.centre.shape[1])
         learned = [posterior_of(server.spread[:, k], server.noise[:, k], k).learned for k in outputs]
-        weights: Tensor = torch.stack(learned, -1).clamp(0, 1).mean(-1)
-        return weights
+        return torch.stack(learned, -1).clamp(0, 1).mean(-1)
 
-    def personalise(self, client: Client, state: Tree, received: Tree) -> dict[str, Tree]:
+    def personalise(self, client, state, received):
         task = client.task
         return {"mixed": add_errors(client, task, received) if isinstance(task, Quantiles) else received}
 
-    def add_clients(self, roster: Roster, server: Tree, newcomers: Tensor) -> Tree:
+    def add_clients(self, roster, server, newcomers):
         """The server's state with newcomers, of whom the mean of all is known to be the best guess."""
         wide = super().add_clients(roster, server, newcomers)
         guess = server.centre.expand(len(newcomers), -1, -1)
         return wide._replace(coefficients=put(wide.coefficients, newcomers, guess))
 
-    def diagnostics(self, roster: Roster, server: Tree, cohort: Tensor, sent: Tree, uploads: Tree) -> dict[str, Tensor]:
+    def diagnostics(self, roster, server, cohort, sent, uploads):
         away = (server.coefficients - server.centre).square().sum((1, 2)).sqrt()
         noise = server.noise.mean(1)
         return {"from the mean": away.to(roster.theta.dtype), "noise": noise.to(roster.theta.dtype)}

@@ -111,10 +111,10 @@ class PersonalBoosting(Method, Explains, Advises, Solves):
     weighs: ClassVar[str] = "trees and leaves are made of sums over all rows"
 
     @property
-    def rates(self) -> tuple[str, ...]:
+    def rates(self):
         return ("rate",)
 
-    def start(self, roster: Roster) -> Tree:
+    def start(self, roster):
         shapes, task = _shapes(roster.layout), roster.task
         if not isinstance(task, Classification | Counts | Forecasting | Regression):
             raise UsageError(
@@ -124,7 +124,7 @@ class PersonalBoosting(Method, Explains, Advises, Solves):
         signs = read_signs(task, tensors)
         if signs is not None and (signs.T * tensors["head.weight"] < 0).any():
             raise UsageError("model.monotone: the linear layer that trees are added to goes the other way; set it to 0")
-        like: dict[str, Any] = {"dtype": torch.float64, "device": roster.theta.device}
+        like = {"dtype": torch.float64, "device": roster.theta.device}
         reach = math.asinh(LARGEST / SMALLEST)
         edges = SMALLEST * torch.linspace(-reach, reach, CELLS - 1, **like).sinh()
         fixed = NEVER if self.penalty is None else min(self.penalty, NEVER)
@@ -138,10 +138,10 @@ class PersonalBoosting(Method, Explains, Advises, Solves):
             none.expand(len(roster)).clone(),
         )
 
-    def send(self, roster: Roster, server: Tree, cohort: Tensor) -> Tree:
+    def send(self, roster, server, cohort):
         tensors = roster.layout.tensors(server.theta)
         depth, trees, grown = _depth(tensors), len(tensors["leaf"]), int(server.step) - REFINED
-        like: dict[str, Any] = {"dtype": torch.int64, "device": server.step.device}
+        like = {"dtype": torch.int64, "device": server.step.device}
         growing = [(grown - level, level) for level in range(depth - 1, -1, -1) if 0 <= grown - level < trees]
         ending = [tree for tree in (grown - depth,) if 0 <= tree < trees]
         finished = torch.tensor(min(max(grown - depth, 0), trees), **like)
@@ -151,11 +151,11 @@ class PersonalBoosting(Method, Explains, Advises, Solves):
         wanted = torch.tensor(growing, **like).reshape(-1, 2), torch.tensor(ending, **like)[:, None]
         return Sent(server.theta, server.edges.T, server.penalty, cells[:, None], *wanted, finished, least)
 
-    def init_client(self, client: Client) -> Tree:
+    def init_client(self, client):
         leaf = client.model.layout.tensors(client.model.theta)["leaf"]
         return Own(torch.zeros_like(client.size), torch.zeros_like(leaf))
 
-    def train(self, client: Client, state: Tree, received: Tree) -> tuple[Tree, Tree]:
+    def train(self, client, state, received):
         x, y, real = client.data
         where, real = _inputs(client, x), real.double()
         edges = received.edges.T.contiguous()
@@ -180,7 +180,7 @@ class PersonalBoosting(Method, Explains, Advises, Solves):
             histograms = _histograms(at, place, rows.T, starts, (1 << depth) - 1)
         return state, Upload(none, none, histograms, leaves)
 
-    def aggregate(self, roster: Roster, server: Tree, cohort: Tensor, sums: Tree) -> Tree:
+    def aggregate(self, roster, server, cohort, sums):
         grown, theta = int(server.step) - REFINED, server.theta.clone()
         tensors = roster.layout.tensors(theta)
         after = server._replace(theta=theta, step=server.step + 1)
@@ -215,7 +215,7 @@ class PersonalBoosting(Method, Explains, Advises, Solves):
                         tensors["threshold"][t, j] = server.edges[column, place]
         return after
 
-    def personalise(self, client: Client, state: Tree, received: Tree) -> dict[str, Tree]:
+    def personalise(self, client, state, received):
         deviation = self._correct(client, state, received)[1].deviation
         at = next(e.at for e in client.model.layout.entries if e.name == "leaf")
         theta, tensors = received.theta, client.model.layout.tensors(received.theta)
@@ -224,11 +224,11 @@ class PersonalBoosting(Method, Explains, Advises, Solves):
             leaf = order_leaves(leaf, torch.ones_like(leaf), _nodes(tensors, 0, len(leaf)), signs)
         return {"mixed": Params(torch.cat([theta[: at.start], leaf.flatten(), theta[at.stop :]]))}
 
-    def relation(self, roster: Roster, server: Tree, cohort: Tensor) -> Tensor | None:
+    def relation(self, roster, server, cohort):
         share = roster.weights.to(roster.theta.dtype)
         return share / share.sum()
 
-    def diagnostics(self, roster: Roster, server: Tree, cohort: Tensor, sent: Tree, uploads: Tree) -> dict[str, Tensor]:
+    def diagnostics(self, roster, server, cohort, sent, uploads):
         return {"how clients differ": server.ratio.clamp(min=0).to(roster.theta.dtype)}
 
     def _columns(self, roster: Roster, tree: int, count: int) -> Tensor:
@@ -484,8 +484,7 @@ def _sums_by_leaf(rows: Tensor, at: Tensor, count: int) -> Tensor:
 def _inputs(client: Client, x: Tensor) -> Tensor:
     """[f, n] inputs of rows x: [n, ...], NaN where a number is missing."""
     module: Any = client.model.module
-    holes: Tensor = module.with_holes(x.flatten(1)).T
-    return holes
+    return module.with_holes(x.flatten(1)).T
 
 
 def _at_levels(nodes: Nodes, where: Tensor, levels: list[int]) -> Tensor:

@@ -4,11 +4,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor
 
 from ...core.field_checks import Count
-from ...core.method import Roster
-from ...core.trees import Tree
 from ...errors import UsageError
 from .laplace import takes
 from .private_pooling import PrivatePooling
@@ -39,7 +36,7 @@ class PrivateKin(PrivatePooling):
         if self.centres < 2:
             raise UsageError(f"private-kin: centres must be 2 or more; got {self.centres}; one is private-pooling")
 
-    def start(self, roster: Roster) -> Tree:
+    def start(self, roster):
         server = super().start(roster)
         width = server.centres.shape[1]
         draw = torch.randn(self.centres, width, generator=roster.generator("centres"), dtype=torch.float64)
@@ -48,8 +45,8 @@ class PrivateKin(PrivatePooling):
         noise = like[0] if takes(roster.task) else like[0] / 2
         return server._replace(centres=draw.to(like) * APART, shares=shares, spread=like * NARROW, noise=noise)
 
-    def sharpness(self, roster: Roster) -> float:
+    def sharpness(self, roster):
         return float(BLUNT ** max(0.0, 1 - 2 * roster.round / max(roster.rounds, 1)))
 
-    def limit_growth(self, roster: Roster, grown: Tensor) -> Tensor:
+    def limit_growth(self, roster, grown):
         return grown.clamp(max=SHRINKS) if self.sharpness(roster) < 1 else grown

@@ -3,19 +3,18 @@
 import math
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.func import vmap
 
-from ...core.client import Client
 from ...core.graph import Origin
 from ...core.method import Method, Params, Roster
 from ...core.mixins import Averages, Explains, Solves
 from ...core.private.private_sums import find_noise
 from ...core.tasks import Classification
-from ...core.trees import Averaged, ModelOf, Shared, Tree
+from ...core.trees import Averaged, ModelOf, Shared
 from ...errors import UsageError
 from .laplace import Labels, Rows, check_task, find_mode, log_marginal, read_rows, takes, to_outputs
 from .mixed_model import Products, moments_of
@@ -62,8 +61,7 @@ class Server(NamedTuple):
     @property
     def centre(self) -> Tensor:
         """[f c] the mean over clients of their centres."""
-        mean: Tensor = self.shares @ self.centres
-        return mean
+        return self.shares @ self.centres
 
 
 class Placed(NamedTuple):
@@ -99,17 +97,17 @@ class PrivatePooling(Method, Averages, Explains, Solves):
     takes_gradients: ClassVar[bool] = False
     weighs: ClassVar[str] = "clients share a centre and variances, and no client learns from another"
 
-    def start(self, roster: Roster) -> Tree:
+    def start(self, roster):
         inputs, predictors = _count_inputs(roster)
-        like: dict[str, Any] = {"dtype": torch.float64, "device": roster.theta.device}
+        like = {"dtype": torch.float64, "device": roster.theta.device}
         ones, centres = torch.ones(inputs, **like), torch.zeros(1, inputs * predictors, **like)
         return Server(roster.theta, centres, ones[:1], ones, ones[0], torch.tensor(math.inf, **like))
 
-    def weights(self, roster: Roster, cohort: Tensor) -> Tensor:
+    def weights(self, roster, cohort):
         """[K] the same of all."""
         return torch.ones_like(roster.weights[cohort])
 
-    def send(self, roster: Roster, server: Tree, cohort: Tensor) -> Tree:
+    def send(self, roster, server, cohort):
         theta = model_of(roster.layout, server.body, to_outputs(roster.task, server.centre)[None])[0]
         sharpness = torch.full_like(server.noise, self.sharpness(roster))
         return Sent(theta, server.centres, server.shares, server.spread, server.noise, sharpness)
@@ -118,10 +116,10 @@ class PrivatePooling(Method, Averages, Explains, Solves):
         """How far likelihoods count in this round for where a client belongs."""
         return 1.0
 
-    def init_client(self, client: Client) -> Tree:
+    def init_client(self, client):
         return () if takes(client.task) else Products.empty(client)
 
-    def train(self, client: Client, state: Tree, received: Tree) -> tuple[Tree, Tree]:
+    def train(self, client, state, received):
         rows = read_rows(client, received) if takes(client.task) else moments_of(client, received)
         away, covariance, density = place_client(rows, received.centres, received.spread, received.noise)
         belongs = (received.shares.log() + received.sharpness * density).softmax(0)  # [K]
@@ -159,7 +157,7 @@ class PrivatePooling(Method, Averages, Explains, Solves):
             likely.append(placed.density + about.shares.log())
         return torch.cat(likely).softmax(0) @ torch.cat(candidates)
 
-    def aggregate(self, roster: Roster, server: Tree, cohort: Tensor, uploads: Tree) -> Tree:
+    def aggregate(self, roster, server, cohort, uploads):
         count, width = server.centres.shape
         step, f = uploads.step.double(), len(server.spread)
         shares = server.shares if count == 1 else step[-count:].clamp(min=FEWEST / count)
@@ -182,10 +180,10 @@ class PrivatePooling(Method, Averages, Explains, Solves):
         """[f] by which variances of coefficients are multiplied in this round, where EM asks for grown: [f]."""
         return grown
 
-    def is_solved(self, server: Tree) -> bool:
+    def is_solved(self, server):
         return bool(server.moved < SETTLED)
 
-    def personalise(self, client: Client, state: Tree, received: Tree) -> dict[str, Tree]:
+    def personalise(self, client, state, received):
         rows = read_rows(client, received) if takes(client.task) else state
         coefficients = to_outputs(client.task, self.choose_coefficients(rows, received))
         return {
@@ -193,10 +191,10 @@ class PrivatePooling(Method, Averages, Explains, Solves):
             "shared": Params(received.theta),
         }
 
-    def relation(self, roster: Roster, server: Tree, cohort: Tensor) -> Tensor | None:
+    def relation(self, roster, server, cohort):
         return None
 
-    def diagnostics(self, roster: Roster, server: Tree, cohort: Tensor, sent: Tree, uploads: Tree) -> dict[str, Tensor]:
+    def diagnostics(self, roster, server, cohort, sent, uploads):
         return {"noise": server.noise, "moved": server.moved}
 
 

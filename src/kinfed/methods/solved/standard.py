@@ -13,10 +13,9 @@ from torch import Tensor, nn
 
 from ...core.client import Client
 from ...core.field_checks import In
-from ...core.method import Params, Roster
+from ...core.method import Params
 from ...core.mixins import Advises, Solves
 from ...core.tasks import Classification, Counts, Forecasting, Quantiles, Regression
-from ...core.trees import Tree
 from ...errors import UsageError
 from ...models.changes import Since
 from ...models.repeat import Repeat
@@ -41,8 +40,7 @@ class Line(NamedTuple):
 
     def answer(self, x: Array) -> Array:
         """[n, k] outputs for x: [n, d]."""
-        outputs: Array = x @ self.weight + self.bias
-        return outputs
+        return x @ self.weight + self.bias
 
 
 class Forest(NamedTuple):
@@ -153,15 +151,13 @@ def log_mean(y: Array, middle: float, w: Array | None) -> Array:
 
 def log_counts(counts: Array, middle: float) -> Array:
     """The logarithms of expected counts over `middle`, the mean of all, none of them below that of `RARE`."""
-    logarithms: Array = np.log(np.maximum(counts / middle, RARE))
-    return logarithms
+    return np.log(np.maximum(counts / middle, RARE))
 
 
 def shares_of(y: NDArray[np.int64], classes: int, w: Array | None) -> Array:
     """[C] the logarithms of the shares of labels y: [n], among which there are a few of every class."""
     count = np.bincount(y, w, classes) + PSEUDO / classes
-    logarithms: Array = np.log(count / count.sum())
-    return logarithms
+    return np.log(count / count.sum())
 
 
 def fit_boosting(
@@ -246,27 +242,27 @@ class Standard(Local, Advises, Solves):
     keeps_order: ClassVar[bool] = True
 
     @property
-    def rates(self) -> tuple[str, ...]:
+    def rates(self):
         return ("penalty",)
 
-    def start(self, roster: Roster) -> Tree:
+    def start(self, roster):
         task = roster.task
         if isinstance(task, Quantiles) or not isinstance(task, Classification | Counts | Forecasting | Regression):
             raise UsageError(f"standard knows numbers, counts, labels and forecasts, not {type(task).__name__}")
         read_signs(task, roster.layout.tensors(roster.theta))
         return ()
 
-    def is_solved(self, server: Tree) -> bool:
+    def is_solved(self, server):
         return True
 
-    def init_client(self, client: Client) -> Tree:
+    def init_client(self, client):
         return ()
 
-    def train(self, client: Client, state: Tree, received: Tree) -> tuple[Tree, Tree]:
+    def train(self, client, state, received):
         return (), ()
 
-    def personalise(self, client: Client, state: Tree, received: Tree) -> dict[str, Tree]:
-        module: Any = client.model.module
+    def personalise(self, client, state, received):
+        module = client.model.module
         fit = self._fit_trees if isinstance(module, Trees) else self._fit_head
         fit = self._repeat_readings if isinstance(module, Repeat) else fit
         return {"own": Params(fit(client))}

@@ -60,17 +60,17 @@ class Activation:
 
 def relu_backward(g: Tensor, y: Tensor, out: Tensor) -> Tensor:
     """The gradient at the inputs, written to out, from g at the outputs y."""
-    return _aten.threshold_backward.grad_input(g, y, 0, grad_input=out)  # type: ignore[no-any-return]
+    return _aten.threshold_backward.grad_input(g, y, 0, grad_input=out)
 
 
 def tanh_backward(g: Tensor, y: Tensor, out: Tensor) -> Tensor:
     """See relu_backward."""
-    return _aten.tanh_backward.grad_input(g, y, grad_input=out)  # type: ignore[no-any-return]
+    return _aten.tanh_backward.grad_input(g, y, grad_input=out)
 
 
 def sigmoid_backward(g: Tensor, y: Tensor, out: Tensor) -> Tensor:
     """See relu_backward."""
-    return _aten.sigmoid_backward.grad_input(g, y, grad_input=out)  # type: ignore[no-any-return]
+    return _aten.sigmoid_backward.grad_input(g, y, grad_input=out)
 
 
 class Linear:

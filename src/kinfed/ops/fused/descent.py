@@ -170,7 +170,7 @@ class Fused:
         def run(theta: Tensor, slope: Tensor | None, *stacked: Tensor) -> Tensor:
             return self.descend(theta, x, y, Batches(*stacked), descent._replace(slope=slope), only)
 
-        return _ForOneClient.apply(run, 2 + len(batches), theta, descent.slope, *batches)  # type: ignore[no-any-return]
+        return _ForOneClient.apply(run, 2 + len(batches), theta, descent.slope, *batches)
 
     def gradient(self, theta: Tensor, x: Tensor, y: Tensor, share: Tensor, classes: Tensor | None) -> Tensor:
         """[K, d] the gradient at theta: [K, d], or [d], of the losses of x, y: [K, n, ...], summed by share: [K, n].
@@ -198,7 +198,7 @@ class Fused:
 
     def gradient_alone(self, theta: Tensor, x: Tensor, y: Tensor, share: Tensor, classes: Tensor | None) -> Tensor:
         """`gradient` for one client, no axis counting clients, to be used under `torch.func.vmap` too."""
-        return _ForOneClient.apply(self.gradient, 5, theta, x, y, share, classes)  # type: ignore[no-any-return]
+        return _ForOneClient.apply(self.gradient, 5, theta, x, y, share, classes)
 
     def _find_lowest(self, moving: frozenset[str]) -> int:
         """The place of the first part that moves; past the last one if none does."""

@@ -131,8 +131,7 @@ class Difference:
 
     def _edges(self, weights: Array) -> Array:
         """[N, N] bool which of the weights are edges."""
-        edges: Array = (weights >= self.edge) & ~np.eye(len(weights), dtype=bool)
-        return edges
+        return (weights >= self.edge) & ~np.eye(len(weights), dtype=bool)
 
     def _layer(self, name: str, before: Array, after: Array) -> Layer:
         a, b = self._edges(before), self._edges(after)

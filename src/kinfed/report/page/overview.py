@@ -58,11 +58,11 @@ def front_of(path: Path) -> Front | None:
     if (path / "onboarding.csv").is_file():
         return _newcomers(path)
     if (path / SITE).is_file():
-        return load(AT_SITE)(path)  # type: ignore[no-any-return]
+        return load(AT_SITE)(path)
     if (path / "table.csv").is_file() and (path / "runs").is_dir():
         lines = _lines(path / "table.csv")
         if lines and {"column", "printed", "metric", "measured"} <= lines[0].keys():
-            return load(PUBLISHED)(path, lines)  # type: ignore[no-any-return]
+            return load(PUBLISHED)(path, lines)
     return None
 
 

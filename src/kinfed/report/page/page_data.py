@@ -142,8 +142,7 @@ def _scores(runs: Mapping[int, Tested], names: Sequence[str]) -> Array:
     """[N] every client's test score, a mean over the seeds that have it; NaN for an attacker."""
     by_seed: Array = np.array([[run.means.get(name, math.nan) for name in names] for run in runs.values()], np.float64)
     scored = ~np.isnan(by_seed)
-    mean: Array = np.where(scored.any(0), np.nansum(by_seed, 0) / np.maximum(scored.sum(0), 1), math.nan)
-    return mean
+    return np.where(scored.any(0), np.nansum(by_seed, 0) / np.maximum(scored.sum(0), 1), math.nan)
 
 
 def _parts(names: list[str], facts: dict[str, Any], folder: RunFolder, scores: Array, notes: list[str]) -> Parts:
@@ -451,8 +450,7 @@ def _order(count: int, facts: dict[str, Any], relation: Array | None) -> list[in
     groups = np.array(facts.get("groups", [0] * count))
     shown = relation is not None and relation.shape == (count, count) and count <= MANY
     leaves = order_by_links(relation) if relation is not None and shown else np.arange(count)
-    result: list[int] = leaves[np.argsort(groups[leaves], kind="stable")].tolist()
-    return result
+    return leaves[np.argsort(groups[leaves], kind="stable")].tolist()
 
 
 def _json(values: Array) -> Any:

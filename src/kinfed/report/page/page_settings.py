@@ -95,8 +95,7 @@ def _part(at: str, key: str, table: Mapping[str, Any], owner: Callable[..., Any]
         return TABLES[at]
     name = str(table.get("name"))
     if at in REGISTRIES:
-        registered: Callable[..., Any] | None = REGISTRIES[at].get(name)
-        return registered
+        return REGISTRIES[at].get(name)
     kinds = options_of(kinds_of(owner).get(key, Any)) if owner is not None else ()
     named = (split_interval(kind)[0] for kind in kinds)
     return next(

@@ -160,8 +160,7 @@ def read_split(federation: Table, training: Training) -> tuple[Split, Table]:
                 "out"
             )
         requested = {**requested, "stratify": False}
-    made: tuple[Split, Table] = call(Split, requested, "federation.split")
-    return made
+    return call(Split, requested, "federation.split")
 
 
 def build_model(
