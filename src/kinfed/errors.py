@@ -123,6 +123,11 @@ def several(count: int, what: str) -> str:
     return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
 
 
+def list_seeds(seeds: Sequence[int]) -> str:
+    """Such as "seed 0" or "seeds 0, 1"."""
+    return f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
+
+
 def some(few: int, count: int, what: str) -> str:
     """The subject of a sentence, such as "1 of 20 clients has" or "2 of 20 clients have"."""
     return f"{few:,} of {several(count, what)} {'has' if few == 1 else 'have'}"

@@ -185,7 +185,8 @@ def test_the_winner_is_chosen_on_validation_data_as_a_mean_over_seeds(ask, prete
             "fedprox/method.mu=10/seed-0": ((0.99, 0.99), low),
         },
     )
-    found = wanted.finding({"fedprox/method.mu=10/seed-1"})
+    outcomes = wanted.score_settings({"fedprox/method.mu=10/seed-1"})
+    found = wanted.tabulate(outcomes)
     numbers = ["validation accuracy (%)", "test accuracy (%)", "over seeds"]
     assert [(row["winner"], row["mu"], row["model"], row["failed"]) for row in found.rows] == [
         ("*", "1", "shared", None),
@@ -198,7 +199,7 @@ def test_the_winner_is_chosen_on_validation_data_as_a_mean_over_seeds(ask, prete
     half = 12.7062047 * 2
     assert [found.rows[0][key] for key in ("95 % from", "to")] == pytest.approx([62 - half, 62 + half])
     assert "95 %: interval of the mean test score, Student's over seeds" in found.notes
-    winners = wanted.winners({"fedprox/method.mu=10/seed-1"})
+    winners = wanted.winners(outcomes)
     assert [folder.path for folder in winners] == [wanted.study.folder("fedprox/method.mu=1")]
     assert [found.rows[2][key] for key in numbers] == [None] * 3
     assert "* fedprox: mu=1" in found.notes
@@ -214,7 +215,7 @@ def test_of_an_error_the_lowest_wins_and_of_equals_the_first(ask, pretend):
         selection = replace(summary.selection, by="mae", higher_is_better=False, caution="they knew")
         metric = Metric(name="mae", higher_is_better=False)
         folder.write_summary(replace(summary, metric=metric, selection=selection))
-    found = wanted.finding(())
+    found = wanted.tabulate(wanted.score_settings(()))
     assert [(row["mu"], row["winner"], row["validation mae"]) for row in found.rows] == [
         ("1", "*", 1.0),
         ("10", None, 1.0),
@@ -231,7 +232,7 @@ def test_settings_are_compared_by_one_score(ask, tmp_path, finished):
     for batch, loss in ((8, 0.5), (16, 0.4)):
         folder = tmp_path / "runs" / "fedprox" / f"training.batch={batch}" / "seed-0"
         finished(folder, {"shared": {"validation": loss}}, selected_by="loss")
-    rows = found.finding([]).rows
+    rows = found.tabulate(found.score_settings([])).rows
     assert [(row["batch"], row["winner"], row["validation loss"]) for row in rows] == [
         ("16", "*", 0.4),
         ("8", None, 0.5),

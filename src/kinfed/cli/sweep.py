@@ -2,6 +2,7 @@
 
 import argparse
 import time
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from ..report.tables import text_table
 from ..report.tables.compare import compare
 from ..report.tables.statistics_tables import pair_grids
 from ..runs.config import experiment
+from ..runs.run_folder import RunFolder
 from ..search.study import Study
 from ..search.sweep import Sweep, parse, plan_sweep
 from .console import show
@@ -72,23 +74,23 @@ def _sweep(args: argparse.Namespace, console: Console) -> None:
             raise type(stop)(f"interrupted; run the same command with --out {out} to resume") from None
     count = len(wanted.runs())
     if len(failed) < count:
-        finding = wanted.finding(failed)
+        outcomes = wanted.score_settings(failed)
+        finding = wanted.tabulate(outcomes)
         write(finding, out)
         tell(finding, out, args, console)
-        _winners(wanted, failed, args, console)
+        _compare_winners(wanted.winners(outcomes), out, args, console)
     if failed:
         raise RunError(
             f"{len(failed)} of {count} runs failed; run the same command with --out {out} to try these again"
         )
 
 
-def _winners(wanted: Sweep, failed: set[str], args: argparse.Namespace, console: Console) -> None:
+def _compare_winners(winners: Sequence[RunFolder], out: Path, args: argparse.Namespace, console: Console) -> None:
     """Compare the methods' best settings, pair by pair: in winners.md, and on standard error."""
-    winners = wanted.winners(failed)
     if len(winners) < 2:
         return
     tables = pair_grids(compare([folder.path for folder in winners]))
-    with replacing(wanted.study.out / "winners.md") as part:
+    with replacing(out / "winners.md") as part:
         part.write_text("\n".join(map(text_table.markdown, tables)), encoding="utf-8")
     if not args.quiet:
         show(tables, console)

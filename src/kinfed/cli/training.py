@@ -13,7 +13,7 @@ from rich.table import Column, Table
 from ..core.history import KINDS, History
 from ..core.sharing import Sharing
 from ..core.summary import Summary, describe_privacy, find_extremes
-from ..errors import list_names, several
+from ..errors import list_names, list_seeds, several
 from ..files import to_json
 from ..report.tables import runs_table
 from ..report.tables.text_table import draw, quantity, score_text
@@ -140,11 +140,9 @@ def describe(summary: Summary, console: Console, hint: bool = False, verbose: bo
 def _seeds(summary: Summary) -> str:
     """The seeds of a run: all those of a range, or some where others have failed."""
     seeds = summary.seeds
-    if len(seeds) < 2:
-        return f"seed {seeds[0]}"
-    if seeds == [*range(seeds[0], seeds[-1] + 1)]:
+    if len(seeds) > 1 and seeds == [*range(seeds[0], seeds[-1] + 1)]:
         return f"seeds {seeds[0]} to {seeds[-1]}"
-    return f"seeds {', '.join(map(str, seeds))}"
+    return list_seeds(seeds)
 
 
 def _scores(summary: Summary) -> Table:

@@ -111,8 +111,8 @@ class Request:
             federation,
             module=partial(made.module, federation),
             folder=self.out / CANDIDATES,
-            models=self._modules(federation, solved),
-            standard=self._modules(federation, standard),
+            models={name: partial(self._build, federation, name) for name in solved},
+            standard={name: partial(self._build, federation, name) for name in standard},
             rounds=made.rounds,
             training=made.training,
             participation=made.participation,
@@ -120,10 +120,6 @@ class Request:
             execution=execution,
             baselines=made.baselines,
         )
-
-    def _modules(self, federation: Federation, names: Sequence[str]) -> dict[str, Callable[[int], nn.Module]]:
-        """What makes the models of these names, as name,key=value, by seed."""
-        return {name: partial(self._build, federation, name) for name in names}
 
     def _build(self, federation: Federation, name: str, seed: int) -> nn.Module:
         """The model of this name, as name,key=value."""

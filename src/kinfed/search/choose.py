@@ -100,7 +100,7 @@ class Choice:
         rows = []
         for standing in self.standings:
             row: dict[str, Any] = {"candidate": standing.candidate.name, "rounds": standing.trained}
-            if standing.problem or not standing.rounds:
+            if not standing.is_left:
                 rows.append(row | {"problem": standing.problem or LEFT_OUT})
                 continue
             row |= {"validation": standing.mean, "chosen": standing is self.winner}
@@ -339,17 +339,7 @@ def _list_solved(arena: Arena) -> list[Candidate]:
     for model, form in tried:
         settings = tuple(f"{key}={value}" for key, value in form.items())
         full, method = ",".join([name, model, *settings]), KNOWN[name](**form)
-        made.append(
-            Candidate(
-                name=full,
-                method_name=name,
-                method=method,
-                training=arena.training,
-                settings=settings,
-                model=model,
-                own_rounds=Rounds(most, most),
-            )
-        )
+        made.append(Candidate(full, name, method, arena.training, settings, model=model, own_rounds=Rounds(most, most)))
     return made
 
 
@@ -358,17 +348,8 @@ def _list_boosted(arena: Arena) -> list[Candidate]:
     if GROWN not in arena.models:
         return []
     name = "personal-boosting"
-    return [
-        Candidate(
-            name=f"{name},{GROWN}",
-            method_name=name,
-            method=KNOWN[name](),
-            training=arena.training,
-            settings=(),
-            model=GROWN,
-            own_rounds=GROWING,
-        )
-    ]
+    full, method = f"{name},{GROWN}", KNOWN[name]()
+    return [Candidate(full, name, method, arena.training, model=GROWN, own_rounds=GROWING)]
 
 
 def carry_out(
@@ -509,7 +490,7 @@ def _train_bases(
 
 def _take_best(standings: Sequence[Standing], rounds: int, left: int) -> list[Standing]:
     """The best solved models, as many as the rounds that are left admit on more draws."""
-    solved = [s for s in standings if s.candidate.is_solved and s.rounds and not s.problem]
+    solved = [standing for standing in standings if standing.candidate.is_solved and standing.is_left]
     best: list[Standing] = []
     for standing in sorted(solved, key=lambda standing: -standing.mean)[:BEST]:
         left -= (DRAWS - 1) * (standing.candidate.most or rounds)

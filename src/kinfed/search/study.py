@@ -1,6 +1,7 @@
 """Study: the runs behind an analysis or a paper's table, each in a folder of its own and run only once."""
 
 import json
+import math
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from copy import deepcopy
@@ -111,6 +112,13 @@ class Score(NamedTuple):
     selects_highest: bool  # whether a higher validation score is better
     cautions: tuple[str, ...]  # why the score is too optimistic, if it is
     interval: dict[str, Any]  # of the mean test score, see Summary.intervals; empty if it was not written
+
+    @property
+    def rank(self) -> float:
+        """The validation score, higher being better; minus infinity without one."""
+        if self.validation is None:
+            return -math.inf
+        return self.validation if self.selects_highest else -self.validation
 
     def row(self) -> Row:
         test, validation = scale_metric(self.test, self.metric), self.validation

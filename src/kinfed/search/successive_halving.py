@@ -100,6 +100,11 @@ class Standing:
     trained: int = 0  # rounds on the first fold, fewer than were asked for where validation stopped improving
 
     @property
+    def is_left(self) -> bool:
+        """Whether it was trained and has not failed."""
+        return self.rounds > 0 and not self.problem
+
+    @property
     def mean(self) -> float:
         """Over the clients that have validation examples, and folds."""
         return float(np.nanmean(self.values)) if np.isfinite(self.values).any() else -math.inf
@@ -242,15 +247,15 @@ def winner(standings: Sequence[Standing]) -> Standing | None:
     if its gain over the best of that, paired by client, is larger than the gain's standard error; of solved models the
     one that is `preferred` is taken. None if all have ended.
     """
-    left = [standing for standing in standings if standing.rounds and not standing.problem]
+    left = [standing for standing in standings if standing.is_left]
     solved = [standing for standing in left if standing.candidate.is_solved]
-    bar = max(solved, key=lambda standing: (standing.rounds, standing.mean), default=None)  # that others must clear
+    bar = _farthest(solved)  # that others must clear
     chosen = next((standing for standing in solved if standing.preferred), bar)
     for kind in (
         [standing for standing in left if standing.candidate.base],
         [standing for standing in left if not standing.candidate.is_solved],
     ):
-        best = max(kind, key=lambda standing: (standing.rounds, standing.mean), default=None)
+        best = _farthest(kind)
         if best is not None and (bar is None or best.is_clearly_above(bar)):
             chosen = bar = best
     return chosen
@@ -258,12 +263,12 @@ def winner(standings: Sequence[Standing]) -> Standing | None:
 
 def base_of(standings: Sequence[Standing], base: str) -> Standing | None:
     """Local, or FedAvg, at the rate that came farthest, and of these at the best; None if all have ended."""
-    left = [
-        standing
-        for standing in standings
-        if standing.candidate.base == base and standing.rounds and not standing.problem
-    ]
-    return max(left, key=lambda standing: (standing.rounds, standing.mean), default=None)
+    return _farthest([standing for standing in standings if standing.candidate.base == base and standing.is_left])
+
+
+def _farthest(standings: Sequence[Standing]) -> Standing | None:
+    """The one that came farthest, and of these the best; None of none."""
+    return max(standings, key=lambda standing: (standing.rounds, standing.mean), default=None)
 
 
 def read_validation(history: History, until: int) -> Array:

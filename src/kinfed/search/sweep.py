@@ -3,6 +3,7 @@
 import hashlib
 import itertools
 import json
+import math
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from typing import NamedTuple
 
 from ..core.method import Method
 from ..core.mixins import Advises
-from ..errors import UsageError, several
+from ..errors import UsageError, list_seeds, several
 from ..methods import METHODS
 from ..runs.config import plugins
 from ..runs.config.experiment import Experiment
@@ -37,6 +38,15 @@ class Setting(NamedTuple):
         if plain != text or len(text) > LONGEST:  # another setting may give the same name
             plain = f"{plain[:LONGEST]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
         return f"{plugins.short_name(self.method)}/{plain}"
+
+
+class Outcome(NamedTuple):
+    """What came of a setting: its score, or how many of its runs failed."""
+
+    setting: Setting
+    score: Score | None
+    failed: int
+    wins: bool = False  # whether it is its method's best
 
 
 @dataclass(frozen=True)
@@ -130,71 +140,62 @@ class Sweep:
                 raise UsageError(f"{method}: {problem} ({hint})") from None
             raise
 
-    def winners(self, failed: Collection[str]) -> list[RunFolder]:
-        """The folder of each method's best setting, if one has run without a failure."""
-        folders = []
-        for method in self.methods:
-            finished, _ = self._scores(method, failed)
-            if finished:
-                best, _ = finished[0]
-                folders.append(RunFolder(self.study.folder(best.name)))
-        return folders
-
-    def _names(self, setting: Setting) -> list[str]:
-        return [f"{setting.name}/seed-{seed}" for seed in self.seeds]
-
-    def _scores(self, method: str, failed: Collection[str]) -> tuple[list[tuple[Setting, Score]], list[Setting]]:
-        """A method's settings with their scores, the best on validation data first; and those that failed."""
-        lost, finished = [], []
-        for run_setting in (setting for setting in self.settings() if setting.method == method):
-            if any(name in failed for name in self._names(run_setting)):
-                lost.append(run_setting)
-                continue
-            result = score(*(RunFolder(self.study.folder(name)) for name in self._names(run_setting)))
-            assert result.validation is not None
-            finished.append((run_setting, result))
-
-        def order(outcome: tuple[Setting, Score]) -> float:
-            value = outcome[1].validation or 0.0
-            return -value if outcome[1].selects_highest else value
-
-        return sorted(finished, key=order), lost
-
-    def finding(self, failed: Collection[str]) -> Finding:
-        """The table of all settings, best first within a method, after they have run; `failed` names failed runs.
+    def score_settings(self, failed: Collection[str]) -> list[Outcome]:
+        """What came of every setting after all have run, method by method, the best first; `failed` names failed runs.
 
         A method's winner has the best mean validation score over seeds among the settings without a failed run, the
         first one if several are equal. Test scores are not used.
         """
-        keys = list(dict.fromkeys(key for setting in self.settings() for key in setting.values))
-        short = [key.rpartition(".")[2] for key in keys]
-        headings = [last if short.count(last) == 1 else key for key, last in zip(keys, short, strict=True)]
-        rows: list[Row] = []
-        notes = []
-        scores = [self._scores(method, failed) for method in self.methods]
-        for method, (finished, lost) in zip(self.methods, scores, strict=True):
-            for setting, result in [*finished, *((failure, None) for failure in lost)]:
-                values: Row = {h: _bare(setting.values.get(key)) for key, h in zip(keys, headings, strict=True)}
-                row: Row = {"method": plugins.short_name(method), "winner": None, **values}
-                if result is None:
-                    row["failed"] = f"{sum(name in failed for name in self._names(setting))} of {len(self.seeds)}"
-                else:
-                    row |= result.row() | result.bounds()
-                if finished and setting is finished[0][0]:
-                    row["winner"] = "*"
-                    described = " ".join(f"{h}={value}" for h, value in values.items() if value is not None)
-                    notes.append(f"* {plugins.short_name(method)}: {described or 'as configured'}")
-                rows.append(row)
-        results = [result for finished, _ in scores for _, result in finished]
-        cautions = dict.fromkeys(caution for result in results for caution in result.cautions)
+        outcomes = []
+        for setting in self.settings():
+            names = [f"{setting.name}/seed-{seed}" for seed in self.seeds]
+            lost = sum(name in failed for name in names)
+            result = None if lost else score(*(RunFolder(self.study.folder(name)) for name in names))
+            outcomes.append(Outcome(setting, result, lost))
+        ordered = []
+        for method in self.methods:
+            mine = [outcome for outcome in outcomes if outcome.setting.method == method]
+            best, *others = sorted(mine, key=lambda outcome: -outcome.score.rank if outcome.score else math.inf)
+            ordered += [best._replace(wins=best.score is not None), *others]
+        return ordered
+
+    def winners(self, outcomes: Sequence[Outcome]) -> list[RunFolder]:
+        """The folder of each method's best setting, if one has run without a failure."""
+        return [RunFolder(self.study.folder(outcome.setting.name)) for outcome in outcomes if outcome.wins]
+
+    def tabulate(self, outcomes: Sequence[Outcome]) -> Finding:
+        """The table of all settings, in this order."""
+        keys = dict.fromkeys(key for outcome in outcomes for key in outcome.setting.values)
+        last = {key: key.rpartition(".")[2] for key in keys}
+        headings = {key: key if [*last.values()].count(name) > 1 else name for key, name in last.items()}
+        rows, winners = list[Row](), list[str]()
+        for outcome in outcomes:
+            method = plugins.short_name(outcome.setting.method)
+            values: Row = {heading: _bare(outcome.setting.values.get(key)) for key, heading in headings.items()}
+            row: Row = {"method": method, "winner": "*" if outcome.wins else None, **values}
+            if outcome.score is None:
+                row["failed"] = f"{outcome.failed} of {len(self.seeds)}"
+            else:
+                row |= outcome.score.row() | outcome.score.bounds()
+            if outcome.wins:
+                described = " ".join(f"{heading}={value}" for heading, value in values.items() if value is not None)
+                winners.append(f"* {method}: {described or 'as configured'}")
+            rows.append(row)
         columns = dict.fromkeys(key for row in rows for key in row)
-        complete = [{key: row.get(key) for key in columns} for row in rows]
-        seeds = f"seeds {', '.join(map(str, self.seeds))}" if len(self.seeds) > 1 else f"seed {self.seeds[0]}"
-        notes = ["* has its method's best validation score; test scores were not used to choose", *self.check(), *notes]
-        over = {result.interval["over"] for result in results if result.interval.get("low") is not None}
-        notes += [f"95 %: interval of the mean test score, {OVER[kind]}" for kind in sorted(over)]
-        notes += [f"LEAKING: {caution}; these scores are not a fair estimate" for caution in cautions]
-        return Finding(f"{several(len(rows), 'setting')}, means over {seeds}", complete, [], notes)
+        scores = [outcome.score for outcome in outcomes if outcome.score is not None]
+        over = {result.interval["over"] for result in scores if result.interval.get("low") is not None}
+        cautions = dict.fromkeys(caution for result in scores for caution in result.cautions)
+        return Finding(
+            f"{several(len(rows), 'setting')}, means over {list_seeds(self.seeds)}",
+            [{key: row.get(key) for key in columns} for row in rows],
+            notes=[
+                "* has its method's best validation score; test scores were not used to choose",
+                *self.check(),
+                *winners,
+                *(f"95 %: interval of the mean test score, {OVER[kind]}" for kind in sorted(over)),
+                *(f"LEAKING: {caution}; these scores are not a fair estimate" for caution in cautions),
+            ],
+        )
 
 
 def parse(texts: Sequence[str]) -> dict[str, list[str]]:

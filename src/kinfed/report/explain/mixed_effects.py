@@ -62,14 +62,16 @@ class MixedEffects(NamedTuple):
             raise UsageError(
                 f"{saved.folder}: only a linear model has coefficients by column; run with model.name=linear"
             )
-        estimates = _read_generalised(method, server) if takes(saved.task) else _read_linear(server)
-        names, units, origin = _units(saved, len(estimates.fixed) - 1)
+        solved = method.generalise().estimate(server) if takes(saved.task) else server
+        fixed, uncertainty, covariance, spread = (getattr(solved, name).numpy() for name in Estimates._fields)
+        names, units, origin = _units(saved, len(fixed) - 1)
         at = server.at.tolist()
         shown = sorted({*at, len(units) - 1})  # a column's own coefficients move the constant of columns as they are
         scale, rows = units[-1, -1], int(server.size[1])  # scale: of the target
-        deviance = estimates.deviance
-        if estimates.noise is not None:
-            lost = len(estimates.fixed) if method.estimate == "reml" else 0
+        deviance, noise, spread_of_noise = float(server.deviance), None, 0.0
+        if not takes(saved.task):
+            noise, spread_of_noise = float(server.noise) * scale**2, math.sqrt(server.spread_of_noise) * scale**2
+            lost = len(fixed) if method.estimate == "reml" else 0
             deviance += (rows - lost) * math.log(2 * math.pi) + 2 * rows * math.log(scale)
             deviance -= 2 * float(np.linalg.slogdet(units)[1]) if lost else 0.0
         inner = units[np.ix_(shown, at)]  # [s, q]
@@ -78,13 +80,13 @@ class MixedEffects(NamedTuple):
             of=_name_predictor(saved),
             method=method,
             names=names,
-            fixed=units @ estimates.fixed + origin,
-            errors=np.sqrt(np.diagonal(units @ estimates.uncertainty @ units.T)),
+            fixed=units @ fixed + origin,
+            errors=np.sqrt(np.diagonal(units @ uncertainty @ units.T)),
             random=[names[place] for place in shown],
-            covariance=inner @ estimates.covariance @ inner.T,
-            spread=np.sqrt(np.einsum("ai,aj,ak,al,ijkl->a", inner, inner, inner, inner, estimates.spread)),
-            noise=None if estimates.noise is None else estimates.noise * scale**2,
-            spread_of_noise=estimates.spread_of_noise * scale**2,
+            covariance=inner @ covariance @ inner.T,
+            spread=np.sqrt(np.einsum("ai,aj,ak,al,ijkl->a", inner, inner, inner, inner, spread)),
+            noise=noise,
+            spread_of_noise=spread_of_noise,
             deviance=deviance,
             clients=int(server.size[0]),
             rows=rows,
@@ -169,40 +171,6 @@ class OwnEffects(NamedTuple):
     def to_dict(self) -> dict[str, list[float]]:
         """The same for JSON, by name."""
         return _by_name(self.names, self.coefficients, self.errors)
-
-
-class _Parameters(NamedTuple):
-    """Estimates in the units of the model's inputs and outputs, and -2 log-likelihood up to a constant."""
-
-    fixed: Array  # [f]
-    uncertainty: Array  # [f, f]
-    covariance: Array  # [q, q]
-    spread: Array  # [q, q, q, q]
-    deviance: float
-    noise: float | None
-    spread_of_noise: float
-
-
-def _read_linear(server: Any) -> _Parameters:
-    """Those of numbers."""
-    return _Parameters(
-        fixed=server.fixed.numpy(),
-        uncertainty=server.uncertainty.numpy(),
-        covariance=server.covariance.numpy(),
-        spread=server.spread.numpy(),
-        deviance=float(server.deviance),
-        noise=float(server.noise),
-        spread_of_noise=math.sqrt(float(server.spread_of_noise)),
-    )
-
-
-def _read_generalised(method: MixedModel, server: Any) -> _Parameters:
-    """Those of labels and counts."""
-    estimates: Estimates = method.generalise().estimate(server)
-    fixed, uncertainty, covariance, spread = (part.numpy() for part in estimates)
-    return _Parameters(
-        fixed, uncertainty, covariance, spread=spread, deviance=float(server.deviance), noise=None, spread_of_noise=0.0
-    )
 
 
 def _name_predictor(saved: Run) -> str:

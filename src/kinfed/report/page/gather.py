@@ -118,11 +118,7 @@ def _best_settings(rows: Sequence[Row], path: Path, notes: list[str]) -> list[Pa
 
 
 def _validation_score(row: Row) -> float:
-    """A row's mean validation score, higher is better; minus infinity without one."""
-    best = score(*(run.folder for run in row.runs))
-    if best.validation is None:
-        return float("-inf")
-    return best.validation if best.selects_highest else -best.validation
+    return score(*(run.folder for run in row.runs)).rank
 
 
 def _find_reference_run(rows: Sequence[Row], base: str) -> Path | None:

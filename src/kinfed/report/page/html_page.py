@@ -17,7 +17,7 @@ from markupsafe import Markup
 from ... import __version__
 from ...core.history import KINDS
 from ...core.summary import describe_privacy
-from ...errors import UsageError, log_failure, several
+from ...errors import UsageError, list_seeds, log_failure, several
 from ...files import replacing
 from ...methods.solved import KNOWN
 from ...runs.baselines import NAMES
@@ -209,8 +209,8 @@ def _sentence(gathered: Gathered, judged: dict[str, Any] | None) -> tuple[str, s
 
 def _about(row: Row) -> str:
     summary = row.summary
-    seeds = f"seeds {', '.join(map(str, row.seeds))}" if len(row.seeds) > 1 else f"seed {row.seeds[0]}"
-    sizes = f"{several(summary.data.clients, 'client')}, {several(summary.rounds, 'round')}, {seeds}"
+    clients, rounds = several(summary.data.clients, "client"), several(summary.rounds, "round")
+    sizes = f"{clients}, {rounds}, {list_seeds(row.seeds)}"
     return f"{row.method} on {summary.data.dataset}: {sizes}, a model of {summary.cost.parameters:,} parameters"
 
 

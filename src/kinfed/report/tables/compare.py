@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import UsageError, note_failure
+from ...errors import UsageError, list_seeds, note_failure
 from ...runs import baselines
 from ...runs.reference_runs import BASES
 from ...runs.run import Run, make_baseline, open_seeds
@@ -82,7 +82,7 @@ def compare(folders: Sequence[Path], same_data: bool = False) -> Comparison:
                     f"{of}{row.method} is not compared with local, which was not run with its seeds ({seeds})"
                 )
             if reference is not None and len(row.seeds) < len(reference.seeds):
-                seeds = f"{'seeds' if len(row.seeds) > 1 else 'seed'} {', '.join(map(str, row.seeds))}"
+                seeds = list_seeds(row.seeds)
                 warnings.append(f"{of}{row.method}'s gain and verdict are over {seeds} alone, which local's row is not")
             rows.append(row if row.method == "local" or reference is None else _against(row, reference))
         judged, problems = verdicts(rows)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...errors import UsageError, note_failure
+from ...errors import UsageError, list_seeds, note_failure
 from ...verdict import statistics as by
 from ...verdict.statistics import Array, Interval, Paired, Ranks
 from .compare import Comparison
@@ -116,7 +116,7 @@ def pair(mine: Row, other: Row) -> tuple[tuple[int, ...], Paired]:
         raise UsageError("their data, splits, clients or metrics differ")
     seeds = tuple(seed for seed in mine.seeds if seed in other.seeds)
     if not seeds:
-        raise UsageError(f"they have no seed in common ({_format_seeds(mine.seeds)}; {_format_seeds(other.seeds)})")
+        raise UsageError(f"they have no seed in common ({list_seeds(mine.seeds)}; {list_seeds(other.seeds)})")
     for seed in seeds:
         if unshared := sorted(set(mine.by_seed[seed].names) ^ set(other.by_seed[seed].names)):
             raise UsageError(f"only one of them has client '{unshared[0]}' with seed {seed}")
@@ -220,10 +220,6 @@ def _fewer_seeds(pairs: Sequence[Pair], rows: dict[str, Row]) -> list[str]:
         ):
             few.setdefault((paired_runs.seeds, paired_runs.other), []).append(paired_runs.name)
     return [
-        f"paired over the common seeds alone ({_format_seeds(seeds)}): {', '.join(names)} against {other}"
+        f"paired over the common seeds alone ({list_seeds(seeds)}): {', '.join(names)} against {other}"
         for (seeds, other), names in few.items()
     ]
-
-
-def _format_seeds(seeds: Sequence[int]) -> str:
-    return ("seed " if len(seeds) == 1 else "seeds ") + ", ".join(map(str, seeds))
