@@ -112,7 +112,7 @@ class _Grouped(BaseEstimator):  # type: ignore[misc]
         named = frame_of(frame, "X")[group].words()
         if named.empty.any():
             raise ValueError(f"groups: row {int(named.empty.argmax()) + 1} of X has none; in fit every row needs one")
-        self.groups_ = named.names if self._is_grouped(groups) else []
+        self.groups_ = [] if groups is None and self.groups is None else named.names
         counted = "" if weights is None else weight
         federation = self._federation(frame, TableReader(client=group, target=answer, labels=labels, weight=counted))
         seed = self._seed()
@@ -176,9 +176,6 @@ class _Grouped(BaseEstimator):  # type: ignore[misc]
             return self.random_state or 0
         return int(check_random_state(self.random_state).randint(2**31 - 1))
 
-    def _is_grouped(self, groups: Any) -> bool:
-        return groups is not None or self.groups is not None
-
     def _split_groups(self, X: Any, groups: Any, reset: bool = True) -> tuple[polars.DataFrame, polars.Series | None]:
         """X: [n, d] as a frame of inputs, and the name of each row's group: [n], if it has any.
 
@@ -191,7 +188,7 @@ class _Grouped(BaseEstimator):  # type: ignore[misc]
             _check_n_features(self, X, reset=reset)
             frame = X if isinstance(X, polars.DataFrame) else convert_pandas(X)
             if self.groups is None:
-                return frame, self._names_of(groups, len(frame))
+                return frame, _name_groups(groups, len(frame))
             column = self.groups
             if isinstance(column, Sequence) and not isinstance(column, str):
                 line = join_names(column)
@@ -212,27 +209,7 @@ class _Grouped(BaseEstimator):  # type: ignore[misc]
             X, groups = np.delete(X, self.groups, 1), X[:, self.groups]
         numbers = validate_data(self, X, reset=reset, dtype=np.float64, ensure_all_finite="allow-nan")
         frame = polars.DataFrame({f"x{i}": column for i, column in enumerate(numbers.T)}).fill_nan(None)
-        return frame, self._names_of(groups, len(frame))
-
-    def _names_of(self, groups: Any, count: int) -> polars.Series | None:
-        """[n] the group of each row, null where there is none."""
-        if groups is None:
-            return None
-        if isinstance(groups, polars.Series):
-            return self._of_all_rows(groups, count)
-        if type(groups).__module__.startswith("pandas") and hasattr(groups, "to_frame"):
-            return self._of_all_rows(convert_pandas(groups.rename(GROUP).to_frame()).to_series(), count)
-        values = column_or_1d(np.asarray(groups, None if isinstance(groups, np.ndarray) else object))
-        names = series_of(GROUP, [_read_group(value) for value in values])
-        if names.dtype == polars.Object:
-            raise ValueError("groups hold values of several kinds, such as dates and text; give all as one of these")
-        return self._of_all_rows(names, count)
-
-    @staticmethod
-    def _of_all_rows(names: polars.Series, count: int) -> polars.Series:
-        if len(names) != count:
-            raise ValueError(f"groups must name the group of each row: X has {count} rows, groups {len(names)}")
-        return names
+        return frame, _name_groups(groups, len(frame))
 
     def _answers(self, X: Any, groups: Any, interval: float | None = None) -> NDArray[np.float64]:
         """[n, C] probabilities, or [n, 1] numbers, with an interval [n, 3]; NaN in rows that are skipped."""
@@ -412,6 +389,24 @@ def _check_weights(weights: Any, X: Any) -> NDArray[np.float64] | None:
             f"sample_weight: row {row + 1} has {counts[row]:g}, and a weight is a number from 0; correct it"
         )
     return counts
+
+
+def _name_groups(groups: Any, count: int) -> polars.Series | None:
+    """[n] the group of each row, null where there is none."""
+    if groups is None:
+        return None
+    if isinstance(groups, polars.Series):
+        names = groups
+    elif type(groups).__module__.startswith("pandas") and hasattr(groups, "to_frame"):
+        names = convert_pandas(groups.rename(GROUP).to_frame()).to_series()
+    else:
+        values = column_or_1d(np.asarray(groups, None if isinstance(groups, np.ndarray) else object))
+        names = series_of(GROUP, [_read_group(value) for value in values])
+    if names.dtype == polars.Object:
+        raise ValueError("groups hold values of several kinds, such as dates and text; give all as one of these")
+    if len(names) != count:
+        raise ValueError(f"groups must name the group of each row: X has {count} rows, groups {len(names)}")
+    return names
 
 
 def _read_group(value: Any) -> Any:

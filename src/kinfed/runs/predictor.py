@@ -20,12 +20,12 @@ from ..data.tables.frame import Frame
 from ..data.tables.new_readings import Series
 from ..data.tables.open_table import frame_of
 from ..data.tables.owners import Owners
-from ..data.tables.schema import Description, incomplete
+from ..data.tables.schema import Description, Target, incomplete
 from ..data.tables.words import Codes
 from ..errors import UsageError
 from .prediction_intervals import find_half_widths
 from .row_owners import RowOwners, Unknown, check_unknown
-from .tested_examples import read_errors, write_errors
+from .tested_examples import write_errors
 
 if TYPE_CHECKING:
     import polars
@@ -65,21 +65,23 @@ class Answers:
     bounds: tuple[tuple[float, ...], ...] = ()  # of each output, where there are such: the least and the largest
 
     @classmethod
+    def from_targets(cls, targets: Sequence[Target], counts: bool) -> "Answers":
+        """What the outputs mean of which these columns are the targets, which may be counts."""
+        names, bounds = tuple(target.name for target in targets), tuple(target.bounds for target in targets)
+        if targets[0].classes:
+            return cls(names, targets[0].classes)
+        mean, deviation = (tuple(getattr(target, part) for target in targets) for part in ("mean", "deviation"))
+        return cls(names, mean=mean, deviation=deviation, counts=counts, bounds=bounds if all(bounds) else ())
+
+    @classmethod
     def from_summary(cls, summary: Summary, description: Description | None) -> "Answers":
         """What the outputs of a run's models mean; raises UsageError if its folder is too old to say."""
         scale, task = summary.data.scale or {}, summary.data.task or {}
         counts, quantiles = task.get("name") == "counts", tuple(task.get("quantiles", ()))
         plain = task.get("name") not in (None, "regression", "counts", "forecasting", "quantiles")  # one's own task
         if description is not None and description.targets:
-            targets = description.targets
-            names = tuple(target.name for target in targets)
-            if targets[0].classes:
-                return cls(names, targets[0].classes)
-            if plain:
-                return cls(names)
-            mean, deviation = (tuple(getattr(target, part) for target in targets) for part in ("mean", "deviation"))
-            bounds = read_bounds(description)
-            return cls(targets=names, mean=mean, deviation=deviation, counts=counts, bounds=bounds)
+            answers = cls.from_targets(description.targets, counts)
+            return cls(answers.targets) if plain and not answers.classes else answers
         if len(scales := list(scale.get("targets", {}).values())) == 1:
             name = scale.get("series", {}).get("target", "reading")
             if plain:
@@ -140,12 +142,6 @@ class Answers:
             return [f"output {i + 1}" for i in range(count)]
         suffixes = [f"@{q:g}" for q in self.quantiles] or [""]
         return [f"{self.targets[0]}+{i // len(suffixes) + 1}{suffixes[i % len(suffixes)]}" for i in range(count)]
-
-
-def read_bounds(description: Description) -> tuple[tuple[float, ...], ...]:
-    """The bounds of each target, or none if one has none."""
-    bounds = tuple(target.bounds for target in description.targets)
-    return bounds if all(bounds) else ()
 
 
 def only(names: Sequence[str], description: Description | None) -> str | None:
@@ -211,15 +207,12 @@ class Predictor:
                 f"{summary.out or 'the run'} has no description of its columns, so new rows cannot be read; "
                 "run it again"
             )
-        answers = Answers.from_summary(summary, description)
-        kept, client = lru_cache(KEPT)(module), client or only(names, description)
-        shape = tuple(summary.data.shape)
         return cls(
             names,
-            client,
-            shape,
-            answers=answers,
-            module=kept,
+            client or only(names, description),
+            tuple(summary.data.shape),
+            answers=Answers.from_summary(summary, description),
+            module=lru_cache(KEPT)(module),
             source=source,
             description=description,
             series=series,
@@ -239,10 +232,6 @@ class Predictor:
         if self.answers.mean and not self.answers.quantiles:
             values = self.answers.values(self._outputs(x, torch.arange(len(x)), np.zeros(len(x), np.int64)))
             write_errors(path, [(values - y.reshape(len(y), -1)).float().numpy()])
-
-    def with_kept_intervals(self, path: Path, level: float) -> "Predictor":
-        """See `with_intervals`, by the errors that `save_errors` has written to a file."""
-        return self.with_intervals(read_errors(path) or [], level, path.parent)
 
     def with_intervals(self, errors: Sequence[NDArray[Any]], level: float, source: object) -> "Predictor":
         """The same with bounds, between which this share of truths lies, by the errors: [n, C] on each client's tests.

@@ -264,12 +264,12 @@ class FlowerFleet:
 
     def restore(self, state: FleetState) -> None:
         """Become the fleet that was saved."""
-        notes, traffic = json.loads(bytes(state.notes.tolist())), self.broker.traffic
-        self.state, self.names, traffic.round = state, notes.pop("names"), notes.pop("round")
-        traffic.bytes = {
-            name: {int(round): both for round, both in rounds.items()} for name, rounds in notes.pop("traffic").items()
-        }
-        notes["scores"] = {name: {(m, s, k): v for m, s, k, v in rows} for name, rows in notes["scores"].items()}
+        notes = json.loads(bytes(state.notes.tolist()))  # JSON has no tuples, and no whole numbers as keys
+        self.state, self.names = state, notes.pop("names")
+        by_site = notes.pop("traffic").items()
+        self.broker.traffic.round = notes.pop("round")
+        self.broker.traffic.bytes = {name: {int(r): both for r, both in rounds.items()} for name, rounds in by_site}
+        notes["scores"] = {name: {tuple(key): v for *key, v in rows} for name, rows in notes["scores"].items()}
         notes["keys"] = [tuple(key) for key in notes["keys"]]
         self.notes = Notes(**notes)
 

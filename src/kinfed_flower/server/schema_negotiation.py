@@ -93,13 +93,9 @@ class Describing:
         for client, share in shares.items():
             reply = replies[client].fields
             columns = _statistics(reply, self.facts["agreed"])
-            self.by_site[client] = {
-                name: take_share(statistics, share) if share < 1 else statistics for name, statistics in columns.items()
-            }
+            self.by_site[client] = {name: take_share(statistics, share) for name, statistics in columns.items()}
             if not self.facts["agreed"].get("classes"):
-                answers[client] = [
-                    take_share(statistics, share) if share < 1 else statistics for statistics in _answers(reply)
-                ]
+                answers[client] = [take_share(statistics, share) for statistics in _answers(reply)]
         self._prefer_shared_categories()
         self._complete_facts(answers)
         return list(replies)

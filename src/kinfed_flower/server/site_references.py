@@ -100,26 +100,22 @@ def judge(planned: Plan, history: History, baselines: dict[str, dict[str, Score]
 
     A baseline that a site has not fitted is none, so that all sites have the same.
     """
-    names, task = history.names, history.task
-    mine = dict(zip(names, history.test(history.chosen).tolist(), strict=True))
-    shared = {}
+    task, method = history.task, plugins.short_name(planned.learning.method_name)
+    scores = dict(zip(history.names, history.test(history.chosen).tolist(), strict=True))
+    of_fedavg = {}
     if fedavg:
         clients, chosen = fedavg["by_client"], fedavg["selection"]["chosen"]
-        shared = dict(zip(clients["names"], clients["scores"][chosen], strict=True))
-    both = [name for name in names if name in baselines and (not fedavg or name in shared)]
-    if not both or all(np.isnan(mine[name]) or np.isnan(baselines[name][LOCAL].test) for name in both):
+        of_fedavg = dict(zip(clients["names"], clients["scores"][chosen], strict=True))
+    sites = [site for site in scores if site in baselines and (not fedavg or site in of_fedavg)]
+    if all(np.isnan(scores[site]) or np.isnan(baselines[site][LOCAL].test) for site in sites):  # as of no site
         return None
     fitted = []
-    for name in share_names([baselines[site] for site in both]):
-        validation = {site: baselines[site][name].validation for site in both}
-        tested = Tested({site: baselines[site][name].test for site in both}, None)
+    for name in share_names([baselines[site] for site in sites]):
+        validation = {site: baselines[site][name].validation for site in sites}
+        tested = Tested({site: baselines[site][name].test for site in sites})
         fitted.append(Baseline(name, False, False, validation, tested))
     if fedavg:
-        fitted.append(Baseline(FEDAVG, True, False, {}, Tested({site: shared[site] for site in both}, None)))
-    return verdict(
-        plugins.short_name(planned.learning.method_name),
-        Metric.from_task(task),
-        [Tested({site: mine[site] for site in both}, None, bool(leak(planned.learning.method)))],
-        floor([fitted], task.higher_is_better, history.selector.higher_is_better),
-        saved=plugins.short_name(planned.learning.method_name),
-    )
+        fitted.append(Baseline(FEDAVG, True, False, {}, Tested({site: of_fedavg[site] for site in sites})))
+    mine = Tested({site: scores[site] for site in sites}, leaking=bool(leak(planned.learning.method)))
+    against = floor([fitted], task.higher_is_better, history.selector.higher_is_better)
+    return verdict(method, Metric.from_task(task), [mine], against, saved=method)

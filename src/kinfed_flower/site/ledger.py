@@ -47,7 +47,7 @@ class Ledger:
                 raise Withheld(
                     f"its rows have cost epsilon {before:.3g} of {budget:g} at delta {privacy.delta:g}, and this round "
                     f"would make it {spent:.3g}; its operator may allow more in its policy (epsilon = "
-                    f"{_round_up(spent)})"
+                    f"{1.005 * spent:.3g})"
                 )
             kept |= {"count": kept["count"] + 1, "runs": taken, "spent": spent, "budget": budget}
             write_json(self.path, kept)
@@ -98,8 +98,3 @@ class Ledger:
     def _count(self, runs: list[dict[str, Any]], privacy: Privacy) -> float:
         """The epsilon of all steps together."""
         return count_epsilon(self._read_steps(runs), privacy.delta, choose_interval(privacy.limit))
-
-
-def _round_up(epsilon: float) -> str:
-    """A budget that is enough for so much, with few digits."""
-    return f"{epsilon * 1.005:.3g}"

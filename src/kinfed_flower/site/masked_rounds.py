@@ -82,17 +82,29 @@ class MaskedRounds:
     def _sign(self, text: bytes) -> bytes:
         return b"" if self._key is None else sign(text, self._key)
 
-    def share_secrets(self, message: Message) -> Message:
-        """Shares of its secrets for each member on the server's list, each locked for that one."""
-        now, trusted = self._find(message.fields), self._trusted
-        if (reply := self._replay("share", message)) is not None:
-            return reply
-        listed = {str(name): PublicKeys.from_json(keys) for name, keys in message.fields["keys"].items()}
+    def answer(self, kind: str, fields: Fields) -> Message:
+        """The reply to one of the requests around a round; the same again if the very same request comes again.
+
+        "share": shares of its secrets for each member on the server's list, each locked for that one. "confirm": tags
+        for the others of the list of those that have uploaded. "reveal": what the server needs of this site to open the
+        sum, once others have confirmed the same list.
+        """
+        now = self._find(fields)
+        earlier, reply = now.replies.get(kind, ({}, None))
+        if reply is None or earlier != fields:
+            actions = {"share": self._share, "confirm": _confirm, "reveal": _reveal}
+            reply = self._reply(now, **actions[kind](now.member, fields))
+            now.replies[kind] = fields, reply
+        return reply
+
+    def _share(self, member: Member, fields: Fields) -> Fields:
+        trusted = self._trusted
+        listed = {str(name): PublicKeys.from_json(keys) for name, keys in fields["keys"].items()}
         if trusted is None:
-            boxes = now.member.share(listed)
+            boxes = member.share(listed)
         else:
-            boxes = now.member.share(listed, lambda *signed: check_signature(trusted, *signed))
-        return self._keep("share", message, boxes={name: box.hex() for name, box in boxes.items()})
+            boxes = member.share(listed, lambda *signed: check_signature(trusted, *signed))
+        return {"boxes": {name: box.hex() for name, box in boxes.items()}}
 
     def open_shares(self, fields: Fields, context: bytes) -> int:
         """Take the others' shares that come with the model; returns how many members are listed.
@@ -111,24 +123,6 @@ class MaskedRounds:
         masked = member.mask(FixedPoint(largest, member.count).encode(numbers))
         return torch.from_numpy(masked.view("<i8"))
 
-    def confirm_uploads(self, message: Message) -> Message:
-        """Tags for the others of the list of those that have uploaded."""
-        now = self._find(message.fields)
-        if (reply := self._replay("confirm", message)) is not None:
-            return reply
-        tags = now.member.confirm([str(name) for name in message.fields["uploaded"]])
-        return self._keep("confirm", message, tags={name: tag.hex() for name, tag in tags.items()})
-
-    def reveal_shares(self, message: Message) -> Message:
-        """What the server needs of this site to open the sum, once others have confirmed the same list of uploads."""
-        now = self._find(message.fields)
-        if (reply := self._replay("reveal", message)) is not None:
-            return reply
-        seed, shares = now.member.reveal(_read_bytes(message.fields, "tags"))
-        return self._keep(
-            "reveal", message, seed=seed.hex(), shares={name: share.hex() for name, share in shares.items()}
-        )
-
     def _find(self, fields: Fields) -> _Begun:
         now = self._begun
         if now is None or (now.experiment, now.round) != (fields["experiment"], messages.round_of(fields, "round")):
@@ -138,15 +132,15 @@ class MaskedRounds:
     def _reply(self, now: _Begun, **fields: object) -> Message:
         return Message({"client": self._name, "round": now.round, **fields}, {})
 
-    def _keep(self, kind: str, message: Message, **fields: object) -> Message:
-        now = self._find(message.fields)
-        now.replies[kind] = message.fields, (reply := self._reply(now, **fields))
-        return reply
 
-    def _replay(self, kind: str, message: Message) -> Message | None:
-        """The reply to this very message, if it came before."""
-        sent, reply = self._find(message.fields).replies.get(kind, ({}, None))
-        return reply if sent == message.fields else None
+def _confirm(member: Member, fields: Fields) -> Fields:
+    tags = member.confirm([str(name) for name in fields["uploaded"]])
+    return {"tags": {name: tag.hex() for name, tag in tags.items()}}
+
+
+def _reveal(member: Member, fields: Fields) -> Fields:
+    seed, shares = member.reveal(_read_bytes(fields, "tags"))
+    return {"seed": seed.hex(), "shares": {name: share.hex() for name, share in shares.items()}}
 
 
 def _read_bytes(fields: Fields, name: str) -> dict[str, bytes]:

@@ -124,18 +124,18 @@ class Policy(Settings):
         """A description as it may leave: its numbers of so many rows or more, its categories' names too."""
         if self.statistic_rows <= disclosure.FEWEST:
             return description
-        rows, kept = self.statistic_rows, dict(description)
-        for part in ("statistics", "answers"):
-            columns = description.get(part, {})
-            coarse = {
-                name: disclosure.coarse(
-                    disclosure.from_json(statistics, statistics["kind"], median=part != "answers"), None, rows, rows
-                )
-                for name, statistics in (columns.items() if isinstance(columns, dict) else enumerate(columns))
-            }
-            sent = {name: disclosure.to_json(statistics) for name, statistics in coarse.items()}
-            kept |= {part: sent if isinstance(columns, dict) else [*sent.values()]} if part in description else {}
-        return kept
+        rows = self.statistic_rows
+
+        def coarsen(column: Fields, median: bool) -> Fields:
+            statistics = disclosure.from_json(column, column["kind"], median)
+            return disclosure.to_json(disclosure.coarse(statistics, None, rows, rows))
+
+        coarse: Fields = {}
+        if "statistics" in description:
+            coarse["statistics"] = {name: coarsen(column, True) for name, column in description["statistics"].items()}
+        if "answers" in description:
+            coarse["answers"] = [coarsen(column, False) for column in description["answers"]]
+        return description | coarse
 
 
 def passes(learning: Learning, rows: int) -> int:

@@ -121,10 +121,7 @@ class Site:
             "round": self._round,
             "verdict": self._verdict,
             "offer": self._offer,
-            "share": lambda asking: self._require_masks(kind, asking).share_secrets(asking),
-            "confirm": lambda asking: self._require_masks(kind, asking).confirm_uploads(asking),
-            "reveal": lambda asking: self._require_masks(kind, asking).reveal_shares(asking),
-        }
+        } | dict.fromkeys(("share", "confirm", "reveal"), lambda asking: self._answer_masked(kind, asking))
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", UserWarning)
             reply = self.answering(lambda: actions[kind](message))
@@ -238,17 +235,18 @@ class Site:
         folder = self._folder_of(message.fields)
         if not any(folder.stamp):
             return self._answer(join=True)
-        # What the site allows is looked at when it is asked for its upload.
-        if self._masks is None:
-            raise Withheld(NO_MASKS)
-        run = self._masks.find_run(folder)
+        masks = self._require_masks()  # what the site allows is looked at when it is asked for its upload
+        run = masks.find_run(folder)
         round = messages.round_of(message.fields, "round")
         self._agreements.check_masked(run.table, message.fields["experiment"], round)
         context = messages.round_digest(run.digest, round, message.fields["model"])
-        return self._masks.offer_keys(run.privacy, context, message.fields)
+        return masks.offer_keys(run.privacy, context, message.fields)
 
-    def _require_masks(self, kind: str, message: Message) -> MaskedRounds:
+    def _answer_masked(self, kind: str, message: Message) -> Message:
         messages.check(kind, message.fields)
+        return self._require_masks().answer(kind, message.fields)
+
+    def _require_masks(self) -> MaskedRounds:
         if self._masks is None:
             raise Withheld(NO_MASKS)
         return self._masks
@@ -328,13 +326,11 @@ class Site:
             messages.put(upload, reply, "upload")
             return
         assert train is not None
-        if self._masks is None:
-            raise Withheld(NO_MASKS)
         rounds, roster = work.rounds, simulation.roster()
         check_masks(simulation.method, train[1], upload, roster.client_statistics)
         weight = float(weigh(simulation.method, roster, roster.everyone)[0])
         numbers = flatten_upload(privacy, rounds, train[1], upload, weight)
-        reply.arrays["masked"] = self._masks.mask(work.fields, numbers, find_largest(privacy, rounds))
+        reply.arrays["masked"] = self._require_masks().mask(work.fields, numbers, find_largest(privacy, rounds))
 
     def _keep_evaluation(self, work: "Work", outcome: Outcome) -> None:
         """Keep the models of a round, and reply with their scores, or tell them to the operator under privacy."""
@@ -374,7 +370,7 @@ class Site:
         privacy = planned.learning.training.masks
         if privacy is None or train is None:
             return -1
-        masks = self._require_masks("round", message)
+        masks = self._require_masks()
         context = messages.round_digest(masks.find_run(folder).digest, train[0], model)
         count = masks.open_shares(message.fields, context)
         if privacy.unit == "client":
@@ -455,8 +451,8 @@ class Site:
         planned = self._plan(fields)
         self._folder_of(fields)  # raises for a name that no folder can have
         self._policy.check(planned, fields["table"], self.folder, fields["experiment"])
-        if planned.learning.training.masks and self._masks is None:
-            raise Withheld(NO_MASKS)
+        if planned.learning.training.masks:
+            self._require_masks()
         self._agreements.check(fields["table"], fields)
         self._policy.check_disk(self.folder)
         return planned

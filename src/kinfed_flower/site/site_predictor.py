@@ -14,7 +14,8 @@ from kinfed.data.tables.schema import Description
 from kinfed.errors import UsageError
 from kinfed.runs.config import plugins
 from kinfed.runs.openers import SITE
-from kinfed.runs.predictor import Answers, Predictor, Source, read_bounds
+from kinfed.runs.predictor import Answers, Predictor, Source
+from kinfed.runs.tested_examples import read_errors
 
 from .. import plan
 from ..plan import Plan
@@ -64,19 +65,19 @@ def predictor_at(folder: Path, interval: float | None = None) -> Predictor:
         if "series" in description:
             series = Series.from_dict(description["series"], description["reading"], description.get("covariates"))
     module, source = model_of(folder, planned, fields)
-    answers = _answers(fields, columns, series)
-    shape = tuple(fields["shape"])
     predictor = Predictor(
         names=[client],
         client=client,
-        shape=shape,
-        answers=answers,
+        shape=tuple(fields["shape"]),
+        answers=_answers(fields, columns, series),
         module=lambda _: module,
         source=lambda _: source,
         description=columns,
         series=series,
     )
-    return predictor if interval is None else predictor.with_kept_intervals(folder / ERRORS, interval)
+    if interval is None:
+        return predictor
+    return predictor.with_intervals(read_errors(folder / ERRORS) or [], interval, folder)
 
 
 def keep_errors(folder: Path, federation: Federation) -> None:
@@ -106,29 +107,11 @@ def model_of(folder: Path, planned: Plan, fields: Fields) -> tuple[nn.Module, So
 def _answers(fields: Fields, description: Description | None, series: Series | None) -> Answers:
     """What the outputs mean."""
     task = plan.read_task(fields["task"])
+    if description is not None:
+        return Answers.from_targets(description.targets, isinstance(task, Counts))
     if series is not None:
         count = fields["outputs"]
         quantiles = task.quantiles if isinstance(task, Quantiles) else ()
-        return Answers(
-            targets=(series.target,),
-            classes=(),
-            mean=(series.mean,) * count,
-            deviation=(series.deviation,) * count,
-            counts=False,
-            quantiles=quantiles,
-        )
-    if description is None:
-        return Answers((), tuple(map(str, range(task.classes)))) if isinstance(task, Classification) else Answers()
-    names = tuple(target.name for target in description.targets)
-    if classes := description.targets[0].classes:
-        return Answers(names, classes)
-    mean, deviation = (tuple(getattr(target, part) for target in description.targets) for part in ("mean", "deviation"))
-    return Answers(
-        targets=names,
-        classes=(),
-        mean=mean,
-        deviation=deviation,
-        counts=isinstance(task, Counts),
-        quantiles=(),
-        bounds=read_bounds(description),
-    )
+        mean, deviation = (series.mean,) * count, (series.deviation,) * count
+        return Answers((series.target,), mean=mean, deviation=deviation, quantiles=quantiles)
+    return Answers(classes=tuple(map(str, range(task.classes)))) if isinstance(task, Classification) else Answers()

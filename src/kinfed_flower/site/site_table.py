@@ -100,24 +100,19 @@ class SiteTable(OwnTable):
         y = examples.y if isinstance(task, Classification) else examples.y.float()
         task = _bound_answers(task, y[parts["train"]])
         rows = {name: [parts[name]] for name in SPLITS}
-        classes = tuple(agreed["classes"] or ())
-        in_order = self._times is not None and not split.shuffle
         weight = self.reading.weight
-        weights = torch.from_numpy(self.frame[weight].weights()[used]).float() if weight else None
-        data = Federation(
+        return Federation(
             x,
             y,
             rows,
             task=task,
             names=(self.name,),
-            graph=None,
-            groups=None,
-            classes=classes,
-            caution="",
+            classes=tuple(agreed["classes"] or ()),
             scale=description.scale(),
-            in_order=in_order,
+            in_order=self._times is not None and not split.shuffle,
+            blocks=blocks,
+            weights=torch.from_numpy(self.frame[weight].weights()[used]).float() if weight else None,
         )
-        return replace(data, blocks=blocks, weights=weights)
 
     def describe_reading(self, fields: Fields, federation: Federation) -> Fields:
         """What new rows need: the description in the names of this file, how this is written, and where it is cut."""

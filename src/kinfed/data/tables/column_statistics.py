@@ -89,6 +89,8 @@ def merge_statistics(parts: Sequence[Any]) -> Any:
 
 def take_share(statistics: Any, share: float) -> Any:
     """The statistics of a share of a client's rows, as if they were like all of them."""
+    if share == 1:
+        return statistics
     if isinstance(statistics, DateStatistics):
         return DateStatistics(take_share(statistics.years, share), statistics.clock)
     missing = round(statistics.missing * share)
