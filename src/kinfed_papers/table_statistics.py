@@ -73,33 +73,39 @@ def _row(made: Reproduction, name: str, column: Column, measure: Measure) -> lis
     if not folders:
         return []
     assert cell.experiment is not None
-    federation = cell.experiment.table["federation"]  # in which all are alike, however old a summary is
     runs = list(map(Run, folders.values()))
-    replace_federation(runs, federation)
+    replace_federation(runs, cell.experiment.table["federation"])  # in which all are alike, however old a summary is
     row = make_row(RunFolder(made.folder(cell.row, column)), runs, cell.row.score)
     if not cell.row.scoring.is_simple:
         row = replace(row, model=SCORED)
-    share, scored, all_own = is_share(measure.score), list[Array](), True
-    for seed, models in made.clients(cell, measure.score).items():
+    share = is_share(measure.score)
+    scored = {
+        seed: {model: values * (1 if share else measure.times) for model, values in models.items()}
+        for seed, models in made.clients(cell, measure.score).items()
+    }
+    shown = [scores[row.model] for scores in scored.values()]
+    all_own = all([_is_own(row.by_seed[seed].summary, row.model, scores[row.model]) for seed, scores in scored.items()])
+    for seed, scores in scored.items():  # in the place of those that the run was written with
         run = row.by_seed[seed]
-        scores = {model: values * (1 if share else measure.times) for model, values in models.items()}
-        scored.append(scores[row.model])
-        all_own &= _is_own(run.summary, row.model, scores[row.model])
         of_clients = ClientScores(names=run.names, scores={model: values.tolist() for model, values in scores.items()})
         run.summary = replace(run.summary, by_client=of_clients)
-    counted = {int(np.isfinite(values).sum()) for values in scored}
-    metric = replace(row.metric, name=measure.score if share else measure.label, higher_is_better=measure.better > 0)
-    dealt = {key: value for key, value in federation.items() if key != "graph"}  # the table's name tells graphs apart
-    dataset = f"{column.dataset}, {column.setting} ({column.name})"
-    data = replace(row.summary.data, dataset=dataset, federation=dealt, clients=max(counted))
-    mean = float(np.mean([np.nanmean(values) for values in scored]))
-    row = replace(
-        row,
-        summary=replace(row.summary, method=name, metric=metric, data=data),
-        ranked_by=metric.name,
-        scores={**row.scores, "mean": mean},
+    return [(_describe_row(row, name, column, measure, shown), all_own)]
+
+
+def _describe_row(row: Row, name: str, column: Column, measure: Measure, scores: Sequence[Array]) -> Row:
+    """The row as that of a method on a column, whose clients have these scores in the measure: [N] for each seed."""
+    label = measure.score if is_share(measure.score) else measure.label
+    metric = replace(row.metric, name=label, higher_is_better=measure.better > 0)
+    federation = {key: value for key, value in row.summary.data.federation.items() if key != "graph"}
+    data = replace(
+        row.summary.data,
+        dataset=f"{column.dataset}, {column.setting} ({column.name})",  # the table's name tells graphs apart
+        federation=federation,
+        clients=max(int(np.isfinite(values).sum()) for values in scores),
     )
-    return [(row, all_own)]
+    mean = float(np.mean([np.nanmean(values) for values in scores]))
+    summary = replace(row.summary, method=name, metric=metric, data=data)
+    return replace(row, summary=summary, ranked_by=metric.name, scores={**row.scores, "mean": mean})
 
 
 def agreement(group: Sequence[Line]) -> str:

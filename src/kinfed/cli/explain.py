@@ -31,6 +31,15 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
 
 
 def _explain(args: argparse.Namespace, console: Console) -> None:
+    record, tables = _gather(args)
+    if args.json:
+        print(to_json(record))
+    else:
+        show(tables, Literal(), soft_wrap=True)
+
+
+def _gather(args: argparse.Namespace) -> tuple[dict[str, Any], list[Any]]:
+    """What explains a client's model, for JSON and as tables: by its method, that of its state or of its relation."""
     from ..report.explain.mixed_effects import MixedEffects, OwnEffects  # it imports PyTorch
     from ..report.explain.own_rows import OwnRows
     from ..report.explain.reasons import TOP, explain, grids
@@ -43,28 +52,14 @@ def _explain(args: argparse.Namespace, console: Console) -> None:
     effects = None if saved is None else MixedEffects.read(folder)
     if saved is not None and effects is not None:
         deviations = OwnEffects.from_run(saved, effects, args.client)
-        if args.json:
-            print(to_json(effects.to_dict() | {"client": deviations.to_dict()}))
-            return
-        show([*effects.grids(), deviations.grid()], Literal(), soft_wrap=True)
-        return
+        return effects.to_dict() | {"client": deviations.to_dict()}, [*effects.grids(), deviations.grid()]
     columns = None if args.of or saved is None else SplitColumns.from_run(saved)
     if columns is not None:
-        if args.json:
-            print(to_json({"client": args.client, "columns": columns.to_dict(args.client)}))
-            return
-        show([columns.grid(args.client)], Literal(), soft_wrap=True)
-        return
+        return {"client": args.client, "columns": columns.to_dict(args.client)}, [columns.grid(args.client)]
     shares = None if saved is None else OwnRows.from_run(saved)
-    if shares is not None and args.of is None and not folder.relations.exists():
-        if args.json:
-            print(to_json({"client": args.client, "own_rows": shares.to_dict(args.client)}))
-            return
-        show([shares.grid(args.client)], Literal(), soft_wrap=True)
-        return
+    own_grid = [] if shares is None else [shares.grid(args.client)]
+    of_own = {} if shares is None else {"own_rows": shares.to_dict(args.client)}
+    if own_grid and args.of is None and not folder.relations.exists():
+        return {"client": args.client} | of_own, own_grid
     reasons = explain(args.run, args.client, args.of, args.data_dir, args.top or TOP)
-    if args.json:
-        print(to_json(reasons.to_dict() | ({} if shares is None else {"own_rows": shares.to_dict(args.client)})))
-        return
-    tables = grids(reasons)
-    show(tables if shares is None else [*tables, shares.grid(args.client)], Literal(), soft_wrap=True)
+    return reasons.to_dict() | of_own, [*grids(reasons), *own_grid]

@@ -49,6 +49,12 @@ class In:
         above = value > self.low or (value == self.low and self.interval[0] == "[")
         return above and (value < self.high or (value == self.high and self.interval[-1] == "]"))
 
+    def describe_for(self, value: float) -> str:
+        """What a number must be that is not in it: by the upper limit, however large, if it exceeds that."""
+        if value >= self.high >= LARGEST_COUNT:
+            return "finite" if self.high == math.inf else f"below {self.end}"
+        return str(self)
+
     def __str__(self) -> str:
         """What the number must be, for an error; a limit that only a slip of the hand exceeds is not mentioned."""
         if self.high < LARGEST_COUNT:
@@ -100,25 +106,22 @@ def check(value: Any, kind: Any, where: str, part: Any = None) -> None:
 
 
 def _check(value: Any, kind: Any, where: str) -> None:
-    options = options_of(kind)
-    for option in options:
-        base, bound = split_interval(option)
-        if _is(value, base):
-            if bound is not None and value not in bound:
-                high = "finite" if bound.high == math.inf else f"below {bound.end}"
-                limit = high if value >= bound.high >= LARGEST_COUNT else bound
-                raise UsageError(f"{where} must be {limit}; got {value!r}")
-            if (base is float or isinstance(value, float)) and LARGEST < abs(value) < math.inf:
-                most = f"{LARGEST:g}, what single precision can hold"
-                raise UsageError(f"{where} must be at most {most}; got {value!r}")
-            for i, inner in enumerate(value if _inner(base) else ()):
-                _check(inner, _inner(base), f"{where}[{i}]")
-            return
-    expected = [
-        f"{option.__name__}(...)" if isinstance(option, type) and is_dataclass(option) else describe_kind(option)
-        for option in options
-    ]
-    raise UsageError(f"{where} must be {' or '.join(expected)}; got {value!r:.80}")
+    options = [split_interval(option) for option in options_of(kind)]
+    fitting = [option for option in options if _is(value, option[0])]
+    if not fitting:
+        expected = [
+            f"{base.__name__}(...)" if isinstance(base, type) and is_dataclass(base) else describe_kind(base)
+            for base, _ in options
+        ]
+        raise UsageError(f"{where} must be {' or '.join(expected)}; got {value!r:.80}")
+    base, bound = fitting[0]
+    if bound is not None and value not in bound:
+        raise UsageError(f"{where} must be {bound.describe_for(value)}; got {value!r}")
+    if (base is float or isinstance(value, float)) and LARGEST < abs(value) < math.inf:
+        raise UsageError(f"{where} must be at most {LARGEST:g}, what single precision can hold; got {value!r}")
+    if held := _inner(base):
+        for i, inner in enumerate(value):
+            _check(inner, held, f"{where}[{i}]")
 
 
 @cache

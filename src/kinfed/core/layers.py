@@ -107,7 +107,9 @@ class _Dropout(nn.modules.dropout._DropoutNd):
                 "the model's forward pass is repeated within the backward pass, as torch.utils.checkpoint does, where "
                 "the mask of nn.Dropout would be another; leave one of the two out"
             )
-        axes = min(self.channels - (x.ndim == self.lone) or x.ndim, x.ndim)
+        axes = x.ndim
+        if self.channels:  # a single example lacks the axis of the batch
+            axes = min(self.channels - 1 if x.ndim == self.lone else self.channels, axes)
         like = x[(slice(None),) * axes + (slice(1),) * (x.ndim - axes)]
         key = PASS.key if PASS.key is not None else torch.zeros((), dtype=torch.int64, device=x.device)
         key = fold(key, self.ordinal)

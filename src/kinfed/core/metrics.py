@@ -87,17 +87,16 @@ def roc_auc(outputs: Tensor, of_class: Tensor) -> Tensor:
         # The difference ranks as the probability of class 1 does, and still ranks where that is rounded to 1.
         p = (outputs[:, 1] - outputs[:, 0])[None]
     else:
-        p = outputs.softmax(-1).T[1 if classes == 2 else 0 : classes]  # [C, B]
-    p, of_class = p.contiguous(), of_class.double()
-    of_this = of_class[-len(p) :]
+        p = outputs.softmax(-1).T[:classes]
+        p = p[1:] if classes == 2 else p
+    p, of_class = p.contiguous(), of_class.double()  # [A, B] of the classes that are ranked: of two the second alone
+    of_this = of_class[-len(p) :]  # [A, B]
     rest = torch.where(of_this > 0, 0, of_class.sum(0))
     ordered, order = torch.where(rest > 0, p, torch.inf).sort(-1)
-    below = F.pad(rest.gather(-1, order).cumsum(-1), (1, 0))  # [., B + 1] the weight of so many of the lowest
-    twice_below = below.gather(-1, torch.searchsorted(ordered, p)) + below.gather(
-        -1, torch.searchsorted(ordered, p, right=True)
-    )
+    of_lowest = F.pad(rest.gather(-1, order).cumsum(-1), (1, 0))  # [A, B + 1] the weight of so many of the lowest
+    below, not_above = (of_lowest.gather(-1, torch.searchsorted(ordered, p, right=ties)) for ties in (False, True))
     pairs = of_this.sum(-1) * rest.sum(-1)
-    area = ((twice_below * of_this).sum(-1) / positive(2 * pairs)).to(p.dtype)
+    area = (((below + not_above) * of_this).sum(-1) / positive(2 * pairs)).to(p.dtype)  # a tie counts as half
     return weighted_mean(area, pairs > 0) + 0 * p.sum()  # NaN where the outputs are
 
 

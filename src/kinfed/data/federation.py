@@ -279,8 +279,9 @@ def _leave_out(rows: Ragged, clients: Sequence[int]) -> Tensor:
     return torch.cat(left) if clients else rows.flat
 
 
-def _check_split(split: Split, dataset: Dataset, in_order: bool, labelled: bool, shared: bool) -> None:
+def _check_split(split: Split, dataset: Dataset, in_order: bool, shared: bool) -> None:
     """Raise UsageError for a setting that these examples make meaningless; `shared`: clients share examples."""
+    labelled = isinstance(dataset.task, Classification)
     if split.stratify and (in_order or shared or not labelled):
         why = "these have none"
         if in_order:
@@ -346,29 +347,9 @@ def divide(
     if not isinstance(seed, Integral):
         raise UsageError(f"seed must be a whole number; got {seed!r:.80}")
     names = tuple(dataset.owners) or tuple(str(i) for i in range(len(owned)))
-    draws = generators(seed, "split", tags(names).tolist())
     in_order = dataset.time is not None and not split.shuffle
-    labelled = isinstance(dataset.task, Classification)
-    _check_split(split, dataset, in_order, labelled, lots is not None)
-    parts: list[Rows] = []
-    rows: dict[str, Ragged] = {}
-    if in_order:
-        parts = split.by_time(dataset, owned, draws)
-        _check_periods(split, dataset, owned, parts)
-    elif lots is not None:
-        parts = [split.by_lot(rows_of_client, lots, draw) for rows_of_client, draw in zip(owned, draws, strict=True)]
-    elif dataset.blocks is not None:
-        parts = split.by_block(owned, dataset.blocks, draws, seed)
-    else:
-        stratified = labelled and (dataset.stratify if split.stratify is None else split.stratify)
-        rows, fit = split.deal(owned, draws, dataset.y if stratified else None)
-        rows = _trained_on(rows, dataset.y) if stratified and fit.all() else rows
-        enough = fit.tolist()
-    if parts:
-        enough = [bool(part) for part in parts]
-    _check_parts(names, owned, enough, in_order, dataset.blocks is not None)
-    if parts:
-        rows = {name: Ragged.join([part[name] for part in parts]) for name in SPLITS}
+    _check_split(split, dataset, in_order, lots is not None)
+    rows = _split_rows(dataset, names, owned, split, seed, lots)
     if dataset.prepare:
         dataset = dataset.prepare(dataset, _leave_out(rows["train"], newcomers))
     caution = ""
@@ -391,6 +372,29 @@ def divide(
         blocks=dataset.blocks,
         weights=dataset.weights,
     )
+
+
+def _split_rows(
+    dataset: Dataset, names: Sequence[str], owned: Sequence[Tensor], split: Split, seed: int, lots: Tensor | None
+) -> dict[str, Ragged]:
+    """The rows of each split; raises UsageError naming the clients whose examples are too few for all parts."""
+    draws, blocks = generators(seed, "split", tags(names).tolist()), dataset.blocks
+    in_order = dataset.time is not None and not split.shuffle
+    if in_order:
+        parts = split.by_time(dataset, owned, draws)
+        _check_periods(split, dataset, owned, parts)
+    elif lots is not None:
+        parts = [split.by_lot(rows, lots, draw) for rows, draw in zip(owned, draws, strict=True)]
+    elif blocks is not None:
+        parts = split.by_block(owned, blocks, draws, seed)
+    else:
+        stratified = dataset.stratify if split.stratify is None else split.stratify
+        labels = dataset.y if stratified and isinstance(dataset.task, Classification) else None
+        dealt, enough = split.deal(owned, draws, labels)
+        _check_parts(names, owned, enough.tolist(), in_order, blocks=False)
+        return dealt if labels is None else _trained_on(dealt, labels)
+    _check_parts(names, owned, [bool(part) for part in parts], in_order, blocks is not None)
+    return {name: Ragged.join([part[name] for part in parts]) for name in SPLITS}
 
 
 def with_weights(dataset: Dataset, weights: ArrayLike | Tensor) -> Dataset:

@@ -94,7 +94,7 @@ def sample_batches(client: Client, draw: Draw, lots: Lots) -> Iterator[Batch]:
         chosen = (lots.draw_uniform(fold(step, CHOICE), len(rows.at)) < chance) & is_real(rows)
         if len(sizes) == 1:
             most = int(chosen.sum())
-        else:  # known without a look at what differs between clients under vmap
+        else:  # under vmap no size may depend on one client's draws, so those of all clients are drawn again
             steps = fold(fold(start, client.member.tags), t)
             chances = (draw.size / sizes.double()).clamp(max=1)
             everyone = lots.draw_uniform(fold(steps, CHOICE), len(rows.at)) < chances[:, None]

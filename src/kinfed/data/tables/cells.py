@@ -22,8 +22,9 @@ UNIT = r"%|€|\$|£|¥|₹|(?:EUR|USD|GBP|CHF|JPY|CNY|INR|AUD|CAD|SEK|NOK|DKK|P
 UNIT += r"|kg|mg|lbs?|oz|km/h|mph|km|cm|mm|mi|ft|ml|cl|km²|m²|m³|kWh|MWh|Wh|kW|MW|hPa|bar|°C|°F"
 UNIT += r"|min|ms|ppm|k?Hz|[kMG]B"
 # What a number looks like in some format: digits with points, commas, blanks or apostrophes, perhaps beside a unit.
-AMOUNT = rf"^([+\x{{2212}}-]?)\s*((?:{UNIT})?)\s*([+\x{{2212}}-]?)"
-AMOUNT += rf"(\d+|\d{{1,3}}(?:[.,'\x{{2019}}{SPACE}]\d{{3}})*)([.,]\d+)?([eE][+-]?\d+)?\s*((?:{UNIT}|\s[gtmslh])?)$"
+AMOUNT = rf"^[+\x{{2212}}-]?\s*(?P<before>(?:{UNIT})?)\s*[+\x{{2212}}-]?"
+AMOUNT += rf"(?:\d+|\d{{1,3}}(?:[.,'\x{{2019}}{SPACE}]\d{{3}})*)(?:[.,]\d+)?(?:[eE][+-]?\d+)?"
+AMOUNT += rf"\s*(?P<after>(?:{UNIT}|\s[gtmslh])?)$"
 INFINITE = r"(?i)^[+-]?inf(inity)?$"
 MARKS = ((".", ""), (",", ""), (".", ","), (",", "."), (".", " "), (",", " "), (".", "'"), (",", "'"))
 DAY_FORMATS = (
@@ -116,7 +117,7 @@ class Formats:
         parts = re.fullmatch(in_python, cell)
         if parts is None:
             return ""
-        unit = parts[2] or parts[7].strip()
+        unit = parts["before"] or parts["after"].strip()
         units = [*self.units, unit] if unit and unit not in self.units else [*self.units]
         cells, options_by_value = polars.Series([cell, *others]), dict[float, str]()
         for decimal, thousands in sorted(MARKS, key=lambda marks: (marks[0] != self.decimal) + (marks[1] != "")):

@@ -167,12 +167,12 @@ def _read_quickly(text: Text, width: int) -> "polars.DataFrame | None":
 def _fits(text: Text, table: "polars.DataFrame") -> bool:
     """Whether every line has as many entries as the heading: polars fills up short ones with empty cells."""
     data = text.data
-    plain = b'"' not in data and data.count(b"\r") == data.count(b"\r\n")
-    if plain and (table.width == 1 or (table[:, -1] != "").all()):
+    is_plain = b'"' not in data and data.count(b"\r") == data.count(b"\r\n")  # each separator is one between entries
+    if is_plain and (table.width == 1 or (table[:, -1] != "").all()):  # no line was filled up
         return True
-    if plain and data.count(text.separator.encode()) == (table.width - 1) * (table.height + 1):
+    if is_plain and data.count(text.separator.encode()) == (table.width - 1) * (table.height + 1):
         return True
-    return sum(1 for _ in _rows(text)) == table.height
+    return sum(1 for _ in _rows(text)) == table.height  # reading it line by line raises for one that does not fit
 
 
 def _heading(text: Text) -> list[str]:

@@ -20,6 +20,7 @@ from .moments import read_seconds
 from .words import Codes, Numbers, name_of
 
 ENOUGH, TIMES, APART = 10, 10.0, 2.0  # see `in_own_units`
+NO_VALUE = "no training row has a value"
 Scale = Literal["federation", "client", "auto"]
 
 
@@ -301,40 +302,30 @@ def describe(
     `most` is how many categories of a column are told apart. See `TableReader` for `scale`. Raises UsageError for two
     columns that make inputs of one name.
     """
-    inputs: list[Column] = []
-    for name, of_column in statistics.items():
-        if isinstance(of_column, WordStatistics):
-            category = Category.from_statistics(name, of_column, most)
-            column: Column = category if category.categories else Unused(name, _why(of_column))
-        elif isinstance(of_column, DateStatistics):
-            column = (
-                Calendar.from_statistics(name, of_column)
-                if of_column.years.present
-                else Unused(name, "no training row has a value")
-            )
-        else:
-            column = (
-                Number.from_statistics(name, of_column)
-                if of_column.present
-                else Unused(name, "no training row has a value")
-            )
-        inputs.append(column)
+    inputs = [_describe_column(name, of_column, most) for name, of_column in statistics.items()]
     _check_names(inputs)
     numbers = [name for name, of_column in statistics.items() if isinstance(of_column, NumberStatistics)]
     scaled_by_client = _find_own(numbers, statistics, by_client, scale)
     clients: dict[str, dict[str, Own]] = {}
     kept = {column.name: column for column in inputs if isinstance(column, Number)}
-    for i in (i for i, name in enumerate(numbers) if scaled_by_client[i] and name in kept):
-        shared, medians = kept[numbers[i]], by_client.medians(i).tolist()
-        rows = (
-            by_client.counts[:, i].tolist(),
-            by_client.means[:, i].tolist(),
-            by_client.deviations[:, i].tolist(),
-            medians,
-        )
-        for owner, count, mean, deviation, median in zip(owners, *rows, strict=True):
-            clients.setdefault(owner, {})[numbers[i]] = Own.from_values(count, mean, deviation, median, shared)
+    for i, name in enumerate(numbers):
+        if scaled_by_client[i] and name in kept:
+            moments = by_client.counts[:, i], by_client.means[:, i], by_client.deviations[:, i], by_client.medians(i)
+            for owner, count, mean, deviation, median in zip(
+                owners, *(values.tolist() for values in moments), strict=True
+            ):
+                clients.setdefault(owner, {})[name] = Own.from_values(count, mean, deviation, median, kept[name])
     return Description(client, tuple(inputs), (), clients)
+
+
+def _describe_column(name: str, statistics: Statistics, most: int) -> Column:
+    """Which inputs a column becomes."""
+    if isinstance(statistics, WordStatistics):
+        category = Category.from_statistics(name, statistics, most)
+        return category if category.categories else Unused(name, _why(statistics))
+    if isinstance(statistics, DateStatistics):
+        return Calendar.from_statistics(name, statistics) if statistics.years.present else Unused(name, NO_VALUE)
+    return Number.from_statistics(name, statistics) if statistics.present else Unused(name, NO_VALUE)
 
 
 def _check_names(inputs: Sequence[Column]) -> None:
@@ -378,7 +369,7 @@ def constant_to_zero(means: Tensor, deviations: Tensor) -> Tensor:
 def _why(statistics: WordStatistics) -> str:
     """Why nothing of a column of text is an input."""
     if not statistics.counts:
-        return "no client names its categories" if statistics.others else "no training row has a value"
+        return "no client names its categories" if statistics.others else NO_VALUE
     return f"none of its {len(statistics.counts):,} categories is in enough training rows"
 
 

@@ -160,9 +160,7 @@ class PersonalBoosting(Method, Explains, Advises, Solves):
         where, real = _inputs(client, x), real.double()
         edges = received.edges.T.contiguous()
         starts, size = _spans(edges)[0], len(received.cells)
-        place = torch.searchsorted(edges, where.double().contiguous())
-        place = torch.minimum(starts[:-1, None] + place, starts[1:, None] - 2)  # beyond `NOWHERE`, too
-        place = torch.where(where.isnan(), starts[1:, None] - 1, place)  # [f, n]
+        place = _find_cells(where, edges, starts)  # [f, n]
         growing, ending, none = len(received.growing), len(received.ending), real.new_zeros(0)
         outputs, state = self._correct(client, state, received)
         if not growing and not ending:
@@ -357,6 +355,16 @@ def finer(edges: Tensor, counts: Tensor, most: int) -> Tensor:
     share = (level - (total[at] - inner[at])) / inner[at]
     within = edges[at] + share * (edges[at + 1] - edges[at])
     return torch.cat([kept, within]).sort().values
+
+
+def _find_cells(where: Tensor, edges: Tensor, starts: Tensor) -> Tensor:
+    """[f, n] the cell of each of the inputs where: [f, n] among those of all columns, whose begins are starts: [f + 1].
+
+    A column's last cell is of missing values.
+    """
+    place = starts[:-1, None] + torch.searchsorted(edges, where.double().contiguous())
+    place = torch.minimum(place, starts[1:, None] - 2)  # beyond `NOWHERE`, too
+    return torch.where(where.isnan(), starts[1:, None] - 1, place)
 
 
 def bins(edges: Tensor, counts: Tensor, most: int) -> Tensor:
