@@ -63,7 +63,7 @@ class CFL(Method, Explains, Admits):
         sent = self.send(roster, server, cohort).theta
         moved = torch.sub(uploads.theta, sent, out=blank(len(cohort), sent))
         change = put(server.change, cohort, moved)
-        seen = put(server.seen, cohort, torch.ones_like(cohort, dtype=torch.bool))
+        seen = server.seen.index_fill(0, cohort, True)
         label, parents = server.label.clone(), []
         for cluster in range(len(server.theta)):
             members = (server.label == cluster).nonzero().squeeze(1)

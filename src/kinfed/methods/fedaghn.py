@@ -151,7 +151,7 @@ class FedAGHN(RelationMixing, Advises):
         return Server(
             theta=put(server.theta, cohort, uploads.theta),
             change=put(server.change, cohort, change),
-            seen=put(server.seen, cohort, torch.ones_like(cohort, dtype=torch.bool)),
+            seen=server.seen.index_fill(0, cohort, True),
             home=put(server.home, cohort, p.clamp(min=0)),
             sharpness=put(server.sharpness, cohort, q),
             sketch=renew_directions(roster, server.sketch, cohort, change),

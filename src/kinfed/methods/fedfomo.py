@@ -95,7 +95,7 @@ class FedFomo(Method, Explains):
         given = torch.zeros_like(server.liking[cohort]).scatter(1, chosen, uploads.weight)
         return Server(
             put(server.theta, cohort, uploads.theta),
-            put(server.seen, cohort, torch.ones_like(cohort, dtype=torch.bool)),
+            server.seen.index_fill(0, cohort, True),
             put(server.liking, cohort, take(server.liking, cohort) + given),
             put(server.weight, cohort, given.clamp(min=0)),
         )

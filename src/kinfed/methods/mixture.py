@@ -90,7 +90,7 @@ class Mixture(RelationMixing, Advises):
             begin = self.send(roster, server, cohort).theta if mixed else take(server.theta, cohort)
             change = uploads.theta - begin
             update = put(update, cohort, change)
-        seen = put(server.seen, cohort, torch.ones_like(cohort, dtype=torch.bool))
+        seen = server.seen.index_fill(0, cohort, True)
         sketch = ()
         if self.neighbours:
             sketch = renew(roster, server.sketch, cohort, self.take_vectors(roster, uploads.theta, change))

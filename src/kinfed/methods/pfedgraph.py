@@ -71,7 +71,7 @@ class PFedGraph(RelationMixing):
         return lengths.new_ones(len(roster)).index_copy(0, heard, lengths)
 
     def aggregate(self, roster, server, cohort, uploads):
-        seen = put(server.seen, cohort, torch.ones_like(cohort, dtype=torch.bool))
+        seen = server.seen.index_fill(0, cohort, True)
         sketch = renew(roster, server.sketch, cohort, uploads.theta - roster.theta) if self.neighbours else ()
         return Server(put(server.theta, cohort, uploads.theta), seen, sketch)
 

@@ -173,7 +173,7 @@ class SFL(Method, Explains):
                 "(SFL*); to use a known one set federation.graph",
                 stacklevel=2,
             )
-        seen = put(server.seen, cohort, torch.ones_like(cohort, dtype=torch.bool))
+        seen = server.seen.index_fill(0, cohort, True)
         theta = put(server.theta, cohort, uploads.theta)
         after = Server(theta, seen, server.links, self.propagate(server.links, seen))
         return after._replace(links=self.rule(roster).learn(roster, after, seen & ~server.seen, self.pull))
