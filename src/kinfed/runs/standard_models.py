@@ -75,6 +75,24 @@ class StandardModel:
     form: Form | None = None  # None of one that pools, or is no run of a method
 
 
+class _Rows(NamedTuple):
+    """Training rows that have a target, one client after the other."""
+
+    x: Array  # [n, d]
+    y: Any  # [n, k] numbers, [n] numbers, or [n] classes
+    who: NDArray[np.int64]  # [n] whose they are
+    w: Array | None  # [n] as how many rows each counts; None: all as one
+
+    def by_client(self) -> Iterator[tuple[int, "_Rows"]]:
+        """Each client that has rows, and these."""
+        for i, mine in _by_client(self.who):
+            yield i, _Rows(self.x[mine], self.y[mine], self.who[mine], None if self.w is None else self.w[mine])
+
+    def as_shares(self, classes: int) -> "_Rows":
+        """Of classes: each row as the share that each of them has of it, [n, C]."""
+        return self._replace(y=np.eye(classes)[self.y])
+
+
 @dataclass(frozen=True)
 class _Data:
     """A federation's rows as arrays."""
@@ -133,6 +151,18 @@ class _Data:
     @property
     def has_inputs(self) -> bool:
         return bool(self.x["train"].shape[1])
+
+    @property
+    def has_target(self) -> Any:
+        """[n] which training rows have a target; where all have, a slice, which copies none."""
+        y = self.y["train"]
+        missing = np.isnan(y).any(tuple(range(1, y.ndim)))
+        return ~missing if missing.any() else slice(None)
+
+    def training(self) -> _Rows:
+        """The training rows that have a target."""
+        at, w = self.has_target, self.weight["train"]
+        return _Rows(self.x["train"][at], self.y["train"][at], self.who["train"][at], None if w is None else w[at])
 
     def mark_missing(self, split: str) -> Array:
         """[n, d] the inputs of a split with NaN in place of numbers that are missing, as trees read them."""
@@ -219,21 +249,21 @@ class _Recipe(NamedTuple):
     """A standard model that has not been fitted."""
 
     name: str
-    pools: bool
     fit: Callable[[], Answers | Tuned]
+    pools: bool = False
     too_large: str = ""  # why it is not fitted
     form: str = ""  # the model that can hold it, one for each client, whose season tuning may choose; "": none
     quantiles: bool = False  # whether it answers with the quantiles that are asked, where others answer with a mean
 
 
 def _of_numbers(data: _Data, forecasts: bool) -> Iterator[_Recipe]:
-    x, y, who, w = _rows_with_target(data)
-    if not len(x):
+    rows = data.training()
+    if not len(rows.x):
         return
-    mean = _client_means(y, who, data.clients, w=w)
-    yield _Recipe(MEAN, False, lambda: _constant(data, mean), form="linear")
+    mean = _client_means(rows, data.clients)
+    yield _Recipe(MEAN, lambda: _constant(data, mean), form="linear")
     if forecasts:
-        yield from _of_series(data, y.shape[1])
+        yield from _of_series(data, rows.y.shape[1])
     if not data.has_inputs:
         return
     yield from _of_ridges(data)
@@ -258,55 +288,54 @@ def _of_changes(data: _Data) -> Iterator[_Recipe]:
 
 def _of_ridges(data: _Data, name: str = "a ridge", form: str = "linear") -> Iterator[_Recipe]:
     """A ridge of numbers for each client, which a model of this form holds, and one of all rows."""
-    x, y, who, w = _rows_with_target(data)
-    middle, large = np.average(y, 0, w), data.too_large(CLIENTS)
+    rows, large = data.training(), data.too_large(CLIENTS)
+    middle = np.average(rows.y, 0, rows.w)
     yield _Recipe(
         f"{name} {EACH}",
-        False,
-        lambda: _tune(data, PENALTIES, lambda c: _fit_each(x, y, who, w, partial(fit_ridge, penalty=c), middle)),
-        large,
-        form,
+        lambda: _tune(data, PENALTIES, lambda c: _fit_each(rows, partial(fit_ridge, penalty=c), middle)),
+        too_large=large,
+        form=form,
     )
     yield _Recipe(
         f"{name} {POOLED}",
-        True,
-        lambda: _tune_pooled(data, PENALTIES, _pooled_ridge(x, y, who, data.clients, w)),
-        large,
+        lambda: _tune_pooled(data, PENALTIES, _pooled_ridge(rows, data.clients)),
+        pools=True,
+        too_large=large,
     )
 
 
 def _of_trees(data: _Data) -> Iterator[_Recipe]:
     """Boosting of numbers: for each client, and of all rows."""
-    x, y, who, w = _rows_with_target(data)
-    mean, middle = _client_means(y, who, data.clients, w=w), np.average(y, 0, w)
-    if not data.too_large(BOOSTED, y.shape[1]) and data.rows_each >= FEWEST:
-        inputs = data.mark_missing("train")[~np.isnan(data.y["train"]).any(1)]
-        boost = partial(fit_boosting, trees=TREES, depth=DEEPEST)
-        yield _Recipe(
-            f"boosting {EACH}",
-            False,
-            lambda: _answers(data, _fit_each(inputs, y, who, w, boost, middle), missing=True),
-            form="trees",
-        )
-    steps = range(y.shape[1])
+    rows = data.training()
+    mean, middle = _client_means(rows, data.clients), np.average(rows.y, 0, rows.w)
+    outputs = rows.y.shape[1]
+    yield from _boost_each(data, rows, outputs, fit_boosting, middle)
     losses: list[dict[str, Any]] = [{"loss": "quantile", "quantile": level} for level in data.levels]
     losses = losses or [{"loss": "squared_error"}]
-    many = len(steps) * len(losses)
-    large = f"it has {many} outputs" if many > STEPS or y.size * len(losses) > ROWS else data.too_large()
-    yield _Recipe(
-        f"boosting {POOLED}",
-        True,
-        lambda: _together([_boost(data, x, y[:, h], who, mean[:, h, None], loss, w) for h in steps for loss in losses]),
-        large,
-        quantiles=bool(data.levels),
-    )
+
+    def boost() -> Answers:
+        by_output = [
+            _boost(data, rows._replace(y=rows.y[:, h]), mean[:, h, None], loss)
+            for h in range(outputs)
+            for loss in losses
+        ]
+        return {split: np.hstack([answers[split] for answers in by_output]) for split in data.splits}
+
+    many = outputs * len(losses)
+    large = f"it has {many} outputs" if many > STEPS or rows.y.size * len(losses) > ROWS else data.too_large()
+    yield _Recipe(f"boosting {POOLED}", boost, True, large, quantiles=bool(data.levels))
 
 
-def _rows_with_target(data: _Data) -> tuple[Array, Array, NDArray[np.int64], Array | None]:
-    """[n, d] inputs, [n, k] targets, [n] whose they are, and [n] weights of the training rows with all targets."""
-    has_target = ~np.isnan(data.y["train"]).any(1)
-    x, y, who = data.x["train"][has_target], data.y["train"][has_target], data.who["train"][has_target]
-    return x, y, who, _rows_of(data.weight["train"], has_target)
+def _boost_each(data: _Data, rows: _Rows, outputs: int, fit: Callable[..., Any], rest: Array) -> Iterator[_Recipe]:
+    """Boosting for each client, if clients are few and half of them have rows enough."""
+    if not data.too_large(BOOSTED, outputs) and data.rows_each >= FEWEST:
+        inputs = rows._replace(x=data.mark_missing("train")[data.has_target])
+        boost = partial(fit, trees=TREES, depth=DEEPEST)
+        yield _Recipe(
+            f"boosting {EACH}",
+            lambda: _answers(data, _fit_each(inputs, boost, rest), missing=True),
+            form="trees",
+        )
 
 
 def _of_series(data: _Data, steps: int) -> Iterator[_Recipe]:
@@ -320,12 +349,12 @@ def _of_series(data: _Data, steps: int) -> Iterator[_Recipe]:
         at = [place * data.features for place in places_of_season(past, season, steps)]
         return lambda x, who: x[:, at]
 
-    yield _Recipe("the last value", False, lambda: _answers(data, repeat(1)), form=REPEATS)
+    yield _Recipe("the last value", lambda: _answers(data, repeat(1)), form=REPEATS)
     if past > 1:
         seasons = range(2, min(past, LONGEST) + 1)
-        yield _Recipe("the last season", False, lambda: _tune(data, seasons, repeat), form=REPEATS)
+        yield _Recipe("the last season", lambda: _tune(data, seasons, repeat), form=REPEATS)
     if data.dated and (means := _means_by_time(data)) is not None:
-        yield _Recipe(f"{OF_CLIENT}mean by the calendar", False, lambda: means)
+        yield _Recipe(f"{OF_CLIENT}mean by the calendar", lambda: means)
 
 
 def _means_by_time(data: _Data) -> Answers | None:
@@ -343,13 +372,12 @@ def _means_by_time(data: _Data) -> Answers | None:
     every, at = np.unique(np.concatenate(list(sums.values())).round(6), return_inverse=True)
     sizes = [len(item) for item in sums.values()]
     times = dict(zip(sums, np.split(at.reshape(-1), np.cumsum(sizes)[:-1]), strict=True))
-    has_target = ~np.isnan(data.y["train"]).any(1)
-    y, who, when = data.y["train"][has_target], data.who["train"][has_target], times["train"][has_target]
-    if len(every) < 2 or len(y) < OFTEN * data.clients * len(every):
+    rows = data.training()
+    if len(every) < 2 or len(rows.y) < OFTEN * data.clients * len(every):
         return None
-    cell, w = who * len(every) + when, _rows_of(data.weight["train"], has_target)
-    client_mean = _client_means(y, who, data.clients, w=w)
-    mean = _client_means(y, cell, data.clients * len(every), w=w)
+    cell = rows.who * len(every) + times["train"][data.has_target]
+    client_mean = _client_means(rows, data.clients)
+    mean = _client_means(rows._replace(who=cell), data.clients * len(every))
     seen = np.bincount(cell, minlength=len(mean)) > 0
     answers = {}
     for split in data.splits:
@@ -360,77 +388,58 @@ def _means_by_time(data: _Data) -> Answers | None:
 
 def _of_counts(data: _Data, middle: float) -> Iterator[_Recipe]:
     """Their outputs are logarithms of counts over the mean of all."""
-    x, y, who, w = data.x["train"], data.y["train"], data.who["train"], data.weight["train"]
-    mean = log_counts(_client_means(y, who, data.clients, PSEUDO / 10, w), middle)
-    yield _Recipe(MEAN, False, lambda: _constant(data, mean), form="linear")
+    rows = data.training()
+    mean = log_counts(_client_means(rows, data.clients, PSEUDO / 10), middle)
+    yield _Recipe(MEAN, lambda: _constant(data, mean), form="linear")
     if not data.has_inputs:
         return
-    rest, penalties = log_mean(y[:, 0], middle, w), [1 / c for c in STRENGTHS]
+    rows = rows._replace(y=rows.y[:, 0])
+    rest, penalties = log_mean(rows.y, middle, rows.w), [1 / c for c in STRENGTHS]
     yield _Recipe(
         f"a Poisson regression {EACH}",
-        False,
         lambda: _tune(
-            data,
-            penalties,
-            lambda c: _fit_each(x, y[:, 0], who, w, partial(fit_poisson, middle=middle, penalty=c), rest),
-            middle,
+            data, penalties, lambda c: _fit_each(rows, partial(fit_poisson, middle=middle, penalty=c), rest), middle
         ),
-        data.too_large(CLIENTS),
-        "linear",
+        too_large=data.too_large(CLIENTS),
+        form="linear",
     )
-    if not data.too_large(BOOSTED) and data.rows_each >= FEWEST:
-        fit = partial(fit_boosted_counts, middle=middle, trees=TREES, depth=DEEPEST)
-        yield _Recipe(
-            f"boosting {EACH}",
-            False,
-            lambda: _answers(data, _fit_each(data.mark_missing("train"), y[:, 0], who, w, fit, rest), missing=True),
-            form="trees",
-        )
-    if not (_times(y, w) > 0).any():  # the logarithm of a mean of 0 has no gradient
+    yield from _boost_each(data, rows, 1, partial(fit_boosted_counts, middle=middle), rest)
+    if not (_times(rows.y, rows.w) > 0).any():  # the logarithm of a mean of 0 has no gradient
         return
-    large = data.too_large()
-    yield _Recipe(f"a Poisson regression {POOLED}", True, lambda: _pooled_poisson(data, x, y, who, middle, w), large)
 
     def boost() -> Answers:
-        counts = _boost(data, x, y[:, 0], who, np.exp(mean) * middle, {"loss": "poisson"}, w)
+        counts = _boost(data, rows, np.exp(mean) * middle, {"loss": "poisson"})
         return {split: log_counts(item, middle) for split, item in counts.items()}
 
-    yield _Recipe(f"boosting {POOLED}", True, boost, large)
+    large = data.too_large()
+    yield _Recipe(f"a Poisson regression {POOLED}", lambda: _pooled_poisson(data, rows, middle), True, large)
+    yield _Recipe(f"boosting {POOLED}", boost, True, large)
 
 
 def _of_labels(data: _Data, classes: int) -> Iterator[_Recipe]:
     """Their outputs are logarithms of the classes' probabilities."""
-    x, y, who = data.x["train"], data.y["train"].astype(np.int64), data.who["train"]
-    w = data.weight["train"]
-    shares = _client_means(np.eye(classes)[y], who, data.clients, 0.1, w)  # [N, C]
-    rest = shares_of(y, classes, w)
-    yield _Recipe(MAJORITY, False, lambda: _constant(data, np.log(np.maximum(shares, RAREST))), form="linear")
+    rows = data.training()
+    shares = _client_means(rows.as_shares(classes), data.clients, 0.1)  # [N, C]
+    rest = shares_of(rows.y, classes, rows.w)
+    yield _Recipe(MAJORITY, lambda: _constant(data, np.log(np.maximum(shares, RAREST))), form="linear")
     if not data.has_inputs:
         return
     yield _Recipe(
         f"a logistic regression {EACH}",
-        False,
         lambda: _tune(
             data,
             [1 / c for c in STRENGTHS],
-            lambda c: _fit_each(x, y, who, w, partial(fit_logistic, classes=classes, penalty=c), rest),
+            lambda c: _fit_each(rows, partial(fit_logistic, classes=classes, penalty=c), rest),
         ),
-        data.too_large(CLIENTS // 2),
-        "linear",
+        too_large=data.too_large(CLIENTS // 2),
+        form="linear",
     )
-    if not data.too_large(BOOSTED, classes) and data.rows_each >= FEWEST:
-        fit = partial(fit_boosted_labels, classes=classes, trees=TREES, depth=DEEPEST)
-        yield _Recipe(
-            f"boosting {EACH}",
-            False,
-            lambda: _answers(data, _fit_each(data.mark_missing("train"), y, who, w, fit, rest), missing=True),
-            form="trees",
-        )
-    if (y == y[0]).all():  # scikit-learn tells classes from each other, and here is nothing to tell
+    yield from _boost_each(data, rows, classes, partial(fit_boosted_labels, classes=classes), rest)
+    if (rows.y == rows.y[0]).all():  # scikit-learn tells classes from each other, and here is nothing to tell
         return
     large = data.too_large()
-    yield _Recipe(f"a logistic regression {POOLED}", True, lambda: _pooled_logistic(data, x, y, who, classes, w), large)
-    yield _Recipe(f"boosting {POOLED}", True, lambda: _boosted_labels(data, x, y, who, classes, w), large)
+    yield _Recipe(f"a logistic regression {POOLED}", lambda: _pooled_logistic(data, rows, classes), True, large)
+    yield _Recipe(f"boosting {POOLED}", lambda: _boosted_labels(data, rows, classes), True, large)
 
 
 class _Fitted(NamedTuple):
@@ -457,10 +466,7 @@ def _blame_user() -> Iterator[None]:
 def _of_user(data: _Data, task: Any, baseline: NamedBaseline) -> Iterator[_Recipe]:
     """An estimator of the user for each client, and of all rows with the client's mean as one more input."""
     classes, middle = getattr(task, "classes", 0), getattr(task, "mean", 1.0)
-    targets: Any = data.y["train"].astype(np.int64) if classes else data.y["train"]
-    has_target = np.ones(len(targets), bool) if classes else ~np.isnan(targets).any(1)
-    x, y, who = data.x["train"][has_target], targets[has_target], data.who["train"][has_target]
-    w = _rows_of(data.weight["train"], has_target)
+    rows = data.training()
     end = time.monotonic() + LIMIT
 
     def outputs(model: Any, x: Array) -> Array:
@@ -480,17 +486,17 @@ def _of_user(data: _Data, task: Any, baseline: NamedBaseline) -> Iterator[_Recip
         return _Fitted(models, outputs)
 
     if classes:
-        rest = shares_of(y, classes, w)
+        rest = shares_of(rows.y, classes, rows.w)
     else:
-        rest = log_mean(y[:, 0], middle, w) if isinstance(task, Counts) else np.average(y, 0, w)
-    means = _client_means(np.eye(classes)[y] if classes else y, who, data.clients, PSEUDO, w)  # [N, k]
+        rest = log_mean(rows.y[:, 0], middle, rows.w) if isinstance(task, Counts) else np.average(rows.y, 0, rows.w)
+    means = _client_means(rows.as_shares(classes) if classes else rows, data.clients, PSEUDO)  # [N, k]
 
     def pool() -> Answers:
-        model = fit(np.hstack([x, means[who]]), y, w)
+        model = fit(np.hstack([rows.x, means[rows.who]]), rows.y, rows.w)
         return _answers(data, lambda x, who: model.answer(np.hstack([x, means[who]])))
 
-    yield _Recipe(f"{baseline.name} {EACH}", False, lambda: _answers(data, _fit_each(x, y, who, w, fit, rest)))
-    yield _Recipe(f"{baseline.name} {POOLED}", True, pool, data.too_large())
+    yield _Recipe(f"{baseline.name} {EACH}", lambda: _answers(data, _fit_each(rows, fit, rest)))
+    yield _Recipe(f"{baseline.name} {POOLED}", pool, True, data.too_large())
 
 
 Model = Callable[[Array, NDArray[np.int64]], Array]  # of x: [n, d] and whose they are: [n], to [n, k]
@@ -545,27 +551,27 @@ def _tune(data: _Data, strengths: Sequence[Any], make: Callable[[Any], Model], m
     return Tuned(models[best], strengths[best])
 
 
-def _rows_of(weights: Array | None, at: Any) -> Array | None:
-    """[m] the weights of some rows; None if all count as one."""
-    return None if weights is None else weights[at]
-
-
 def _times(values: Array, weights: Array | None) -> Array:
     """[n, ...] values times weights: [n]."""
     return values if weights is None else values * weights.reshape(-1, *[1] * (values.ndim - 1))
 
 
-def _client_means(y: Array, who: NDArray[np.int64], clients: int, pseudo: float = 0.0, w: Array | None = None) -> Array:
-    """[N, k] the mean of each client's rows, with some of all clients' among them; of one without rows, of all."""
-    total, count = np.zeros((clients, y.shape[1])), np.bincount(who, w, clients)[:, None].astype(float)
-    np.add.at(total, who, _times(y, w))
-    every = np.average(y, 0, w)
-    return np.where(count + pseudo > 0, (total + pseudo * every) / np.maximum(count + pseudo, 1e-9), every)
+def _client_means(rows: _Rows, clients: int, pseudo: float = 0.0) -> Array:
+    """[N, k] the mean target of each client's rows, with some of all clients' among them; of one without rows, of all.
+
+    Targets are [n, k].
+    """
+    total = np.zeros((clients, rows.y.shape[1]))
+    count = np.bincount(rows.who, rows.w, clients)[:, None].astype(float)
+    np.add.at(total, rows.who, _times(rows.y, rows.w))
+    every = np.average(rows.y, 0, rows.w)
+    means: Array = np.where(count + pseudo > 0, (total + pseudo * every) / np.maximum(count + pseudo, 1e-9), every)
+    return means
 
 
-def _fit_each(x: Array, y: Any, who: NDArray[np.int64], w: Array | None, fit: Callable[..., Any], rest: Array) -> Model:
+def _fit_each(rows: _Rows, fit: Callable[..., Any], rest: Array) -> Model:
     """A model that is fitted for each client to its own rows; of one without rows its answers are rest: [k]."""
-    models = {i: fit(x[mine], y[mine], w=_rows_of(w, mine)) for i, mine in _by_client(who)}
+    models = {i: fit(mine.x, mine.y, w=mine.w) for i, mine in rows.by_client()}
 
     def answer(x: Array, who: NDArray[np.int64]) -> Array:
         outputs = np.tile(rest, (len(x), 1))
@@ -588,10 +594,9 @@ def _tune_pooled(
     return _tune(data, options, lambda option: make(*option), middle)
 
 
-def _pooled_ridge(
-    x: Array, y: Array, who: NDArray[np.int64], clients: int, w: Array | None
-) -> Callable[[float, bool], Model]:
+def _pooled_ridge(rows: _Rows, clients: int) -> Callable[[float, bool], Model]:
     """A ridge of all rows, with one penalty of all coefficients; if it knows the client, each has its own intercept."""
+    x, y, who, w = rows
     every, middle = np.average(x, 0, w), np.average(y, 0, w)
     count = np.bincount(who, w, clients).astype(float)
     sums, totals = np.zeros((clients, x.shape[1])), np.zeros((clients, y.shape[1]))
@@ -612,67 +617,50 @@ def _pooled_ridge(
     return make
 
 
-def _boost(
-    data: _Data,
-    x: Array,
-    y: Array,
-    who: NDArray[np.int64],
-    mean: Array,
-    loss: Mapping[str, Any],
-    w: Array | None,
-) -> Answers:
-    """Gradient boosting of all rows, in which the client's mean is one more input."""
+def _boost(data: _Data, rows: _Rows, mean: Array, loss: Mapping[str, Any]) -> Answers:
+    """Gradient boosting of all rows, in which the client's mean: [N, 1] is one more input."""
     from sklearn.ensemble import HistGradientBoostingRegressor
 
-    count = np.bincount(who, w, data.clients)[:, None]
-    encoded = (mean * count + PSEUDO * np.average(y, weights=w)) / (count + PSEUDO)  # [N, 1]
+    count = np.bincount(rows.who, rows.w, data.clients)[:, None]
+    encoded = (mean * count + PSEUDO * np.average(rows.y, weights=rows.w)) / (count + PSEUDO)  # [N, 1]
     model = HistGradientBoostingRegressor(**loss, random_state=0, early_stopping=True)
-    model.fit(np.hstack([x, encoded[who]]), y, w)
+    model.fit(np.hstack([rows.x, encoded[rows.who]]), rows.y, rows.w)
     return _answers(data, lambda x, who: model.predict(np.hstack([x, encoded[who]]))[:, None])
 
 
-def _together(steps: Sequence[Answers]) -> Answers:
-    """The answers for several steps side by side."""
-    return {split: np.hstack([item[split] for item in steps]) for split in steps[0]}
-
-
-def _boosted_labels(
-    data: _Data, x: Array, y: NDArray[np.int64], who: NDArray[np.int64], classes: int, w: Array | None
-) -> Answers:
+def _boosted_labels(data: _Data, rows: _Rows, classes: int) -> Answers:
     from sklearn.ensemble import HistGradientBoostingClassifier
 
-    encoded = _client_means(np.eye(classes)[y], who, data.clients, PSEUDO, w)  # [N, C]
-    counts = np.unique(y, return_counts=True)[1]
-    stops = counts.min() > 1 and len(counts) * 10 <= len(y)  # else no tenth of the rows has a row of each class
+    encoded = _client_means(rows.as_shares(classes), data.clients, PSEUDO)  # [N, C]
+    counts = np.unique(rows.y, return_counts=True)[1]
+    stops = counts.min() > 1 and len(counts) * 10 <= len(rows.y)  # else no tenth of the rows has a row of each class
     model = HistGradientBoostingClassifier(random_state=0, early_stopping=bool(stops))
-    model.fit(np.hstack([x, encoded[who]]), y, w)
+    model.fit(np.hstack([rows.x, encoded[rows.who]]), rows.y, rows.w)
     return _answers(data, lambda x, who: _logs(model, np.hstack([x, encoded[who]]), classes))
 
 
-def _pooled_logistic(
-    data: _Data, x: Array, y: NDArray[np.int64], who: NDArray[np.int64], classes: int, w: Array | None
-) -> Tuned:
+def _pooled_logistic(data: _Data, rows: _Rows, classes: int) -> Tuned:
     """A logistic regression of all rows, in which the client may be a category."""
     from sklearn.linear_model import LogisticRegression
 
     def make(strength: float, knows: bool) -> Model:
         inputs = partial(_widen, clients=data.clients if knows else 0)
-        model = LogisticRegression(C=strength, max_iter=100).fit(inputs(x, who), y, w)
+        model = LogisticRegression(C=strength, max_iter=100).fit(inputs(rows.x, rows.who), rows.y, rows.w)
         return lambda x, who: _logs(model, inputs(x, who), classes)
 
     return _tune_pooled(data, STRENGTHS, make)
 
 
-def _pooled_poisson(data: _Data, x: Array, y: Array, who: NDArray[np.int64], middle: float, w: Array | None) -> Tuned:
+def _pooled_poisson(data: _Data, rows: _Rows, middle: float) -> Tuned:
     """A Poisson regression of all rows, in which the client may be a category."""
     from sklearn.linear_model import PoissonRegressor
 
-    total = len(x) if w is None else w.sum()
+    total = len(rows.x) if rows.w is None else rows.w.sum()
 
     def make(strength: float, knows: bool) -> Model:
         inputs = partial(_widen, clients=data.clients if knows else 0)
         model = PoissonRegressor(alpha=1 / (strength * total), max_iter=300, tol=1e-7)
-        model.fit(inputs(x, who), y[:, 0], w)
+        model.fit(inputs(rows.x, rows.who), rows.y, rows.w)
         return lambda x, who: log_counts(model.predict(inputs(x, who)), middle)[:, None]
 
     return _tune_pooled(data, STRENGTHS, make, middle)
@@ -693,7 +681,8 @@ def _logs(model: Any, x: Any, classes: int) -> Array:
     """[n, C] logarithms of a model's probabilities, of which that of a class it has not seen is tiny."""
     models = np.full((x.shape[0], classes), RAREST)
     models[:, model.classes_] = np.maximum(model.predict_proba(x), RAREST)
-    return np.log(models)
+    logarithms: Array = np.log(models)
+    return logarithms
 
 
 def _by_client(who: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]]]:
