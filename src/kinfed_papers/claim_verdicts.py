@@ -328,11 +328,11 @@ def _rivals(protocol: Protocol, claim: Claim, dataset: str, setting: str, metric
 
 def _falls(claim: Claim, world: World, metrics: Sequence[str]) -> Iterator[Comparison]:
     """A method's numbers fall from each setting to the next; columns of a subset are compared with each other."""
-    families: dict[str, dict[str, str]] = {}
+    families: dict[str, dict[str, str]] = {}  # the place of each setting, of a data set or a subset of it
     for place, (_, setting) in world.places.items():
         families.setdefault(place.replace(", ", "/").partition("/")[0], {})[setting] = place
     measured = [metric for metric in metrics if not claim.metrics or metric in claim.metrics]
-    steps = [
+    steps = [  # "a|b" is a step of two settings, each of which is compared with the next
         (earlier, later)
         for before, after in itertools.pairwise(claim.falling)
         for earlier, later in itertools.product(before.split("|"), after.split("|"))

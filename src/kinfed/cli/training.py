@@ -152,14 +152,16 @@ def _scores(summary: Summary) -> Table:
     scored = set[str]().union(*summary.scores.values())
     extra = {metric: heading for metric, heading in BY_CLASS.items() if metric in scored}
     compared = _read_references(summary)
-    if extra or compared:  # shorter headings, as there are more or longer names
-        test = test.replace(" ", "\n", 1)
     few = summary.data.clients < TWENTY
     spread = ["over clients", *(f"{which} {'client' if few else '5 %'}" for which in ("worst", "best"))]
     last = "best round" if _is_selected(summary) else "last round"
-    last = "over seeds" if summary.by_client is None else last
-    last = last.replace(" ", "\n") if extra or compared else last
-    headings = ["model", test, *extra.values(), *(h.replace(" ", "\n", 1) if extra else h for h in spread), last]
+    if summary.by_client is None:
+        last = "over seeds"
+    if extra or compared:  # shorter headings, as there are more or longer names
+        test, last = (heading.replace(" ", "\n", 1) for heading in (test, last))
+    if extra:
+        spread = [heading.replace(" ", "\n", 1) for heading in spread]
+    headings = ["model", test, *extra.values(), *spread, last]
     marks = {summary.selection.chosen: " *"} if len(summary.scores) > 1 else {}
     rows = [[name + marks.get(name, ""), *_cells(summary, scores, extra)] for name, scores in summary.scores.items()]
     rows += [[name, *_cells(reference, reference.chosen_scores, extra)] for name, reference in compared.items()]

@@ -72,7 +72,7 @@ class Layout:
         layers: list[Layer] = []
         seen: set[int] = set()
         norms: set[str] = set()
-        start, first = 0, 0
+        start = 0
         for path, part in module.named_modules():
             at = start
             held = list(part.named_parameters(prefix=path, recurse=False))
@@ -96,12 +96,7 @@ class Layout:
                     norms.add(name)
                 at = stop
             learned = sum(e.shape.numel() for e in entries if e.at.start >= start and e.trainable)
-            if learned:
-                layers.append(Layer(path, slice(first, at), slice(start, start + learned)))
-                first = at
-            elif layers and at > start:  # buffers without parameters travel with the layer before them
-                layers[-1] = layers[-1]._replace(at=slice(layers[-1].at.start, at))
-                first = at
+            _add_layer(layers, path, at, slice(start, start + learned) if learned else None)
             start = at
         if not layers:
             raise UsageError("the model has no trainable parameter, so there is nothing to learn")
@@ -116,20 +111,16 @@ class Layout:
         """The layout of the named tensors alone, one after the other; of layers, those with a learned tensor left."""
         entries: list[Entry] = []
         layers: list[Layer] = []
-        at = first = 0
+        at = 0
         for layer in self.layers:
-            start, learned = at, []
+            learned: list[slice] = []
             for entry in self.entries:
                 if entry.name in names and layer.at.start <= entry.at.start < layer.at.stop:
-                    entries.append(entry._replace(at=slice(at, at + entry.at.stop - entry.at.start)))
-                    at = entries[-1].at.stop
+                    size = entry.at.stop - entry.at.start
+                    entries.append(entry._replace(at=slice(at, at + size)))
+                    at += size
                     learned += [entries[-1].at] * entry.trainable
-            if learned:
-                layers.append(Layer(layer.name, slice(first, at), slice(learned[0].start, learned[-1].stop)))
-                first = at
-            elif layers and at > start:  # buffers without parameters travel with the layer before them
-                layers[-1] = layers[-1]._replace(at=slice(layers[-1].at.start, at))
-                first = at
+            _add_layer(layers, layer.name, at, slice(learned[0].start, learned[-1].stop) if learned else None)
         return Layout(tuple(entries), tuple(layers), self.head & names, self.norms & names)
 
     def freeze(self, names: frozenset[str]) -> "Layout":
@@ -237,6 +228,14 @@ class Layout:
         for entry in self.entries:
             if entry.dtype:
                 theta[entry.at] = _numbers(tensors[entry.name], entry).to(theta.dtype)
+
+
+def _add_layer(layers: list[Layer], name: str, stop: int, learned: slice | None) -> None:
+    """Add the layer that ends at `stop`; one that learns nothing belongs to the layer before, if there is one."""
+    if learned is not None:
+        layers.append(Layer(name, slice(layers[-1].at.stop if layers else 0, stop), learned))
+    elif layers:
+        layers[-1] = layers[-1]._replace(at=slice(layers[-1].at.start, stop))
 
 
 def _numbers(tensor: Tensor, entry: Entry) -> Tensor:

@@ -112,7 +112,8 @@ def read(links: str | Path | GraphFile, names: Sequence[str], *, strangers: bool
         if sigma is None:
             sigma = _usual_scale(table, threshold)
         graph = distance(table, sigma=sigma, threshold=threshold)
-        if (torch.isfinite(table).sum() > len(table)) and (graph.weights > 0).sum() == len(table):
+        has_links = torch.isfinite(table).sum() > len(table)  # beside the diagonal
+        if has_links and (graph.weights > 0).sum() == len(table):
             raise UsageError(
                 f"all distances are so long that their weights are below threshold={threshold:g}; set a larger sigma"
             )

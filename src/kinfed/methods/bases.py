@@ -27,11 +27,14 @@ class Averaging(Method, Explains, Averages):
         return SharedParams(server.theta)
 
     def aggregate(self, roster, server, cohort, uploads):
-        theta = take_mean(self, uploads.theta)
-        if self.noise:
-            draw = key(roster.seed, "average.noise", roster.round, device=theta.device)
-            theta = theta + self.noise * roster.layout.trainable_on(theta.device) * normal(draw, theta)
-        return SharedParams(theta)
+        return SharedParams(self.add_noise(roster, take_mean(self, uploads.theta)))
+
+    def add_noise(self, roster, theta):
+        """theta: [d] with Gaussian noise of deviation `noise` in what is learned."""
+        if not self.noise:
+            return theta
+        draw = key(roster.seed, "average.noise", roster.round, device=theta.device)
+        return theta + self.noise * roster.layout.trainable_on(theta.device) * normal(draw, theta)
 
     def relation(self, roster, server, cohort):
         weights = self.weights(roster, cohort).to(roster.theta.dtype)

@@ -12,7 +12,6 @@ import torch
 
 from ..core.field_checks import NonNegative
 from ..core.method import Params
-from ..core.seeding import key, normal
 from ..core.trees import ModelOf, PerClient, Shared
 from ..ops.mixing import weighted_mean
 from .bases import Averaging
@@ -53,9 +52,7 @@ class FedAtt(Averaging):
         weights = torch.stack(rows, 1)
         if roster.round == 0 and not self.relative:
             self._warn(weights)
-        if self.noise:
-            draw = key(roster.seed, "average.noise", roster.round, device=theta.device)
-            theta = theta + self.noise * roster.layout.trainable_on(theta.device) * normal(draw, theta)
+        theta = self.add_noise(roster, theta)
         return Server(theta, torch.zeros_like(server.attention).index_copy(0, cohort, weights))
 
     def attend(self, moved):

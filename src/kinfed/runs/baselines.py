@@ -130,14 +130,14 @@ def _left_by_validation(named: Mapping[str, Sequence[Baseline]], highest: bool) 
         name: np.array([[baseline.validation.get(client, math.nan) for client in clients] for baseline in runs]).mean(0)
         for name, runs in named.items()
     }
-    entry = ~np.isnan(list(scores.values())).any(0) if clients else np.zeros(0, bool)
-    if not entry.any():
+    scored = ~np.isnan(list(scores.values())).any(0) if clients else np.zeros(0, bool)  # [N] by all of them
+    if not scored.any():
         return []
-    means = {name: float(values[entry].mean()) for name, values in scores.items()}
+    means = {name: float(values[scored].mean()) for name, values in scores.items()}
     leader = max(means, key=lambda name: _rank(means[name], highest))
     left = [leader]
     for name in named:
-        gain = (scores[leader] - scores[name])[entry] * (1 if highest else -1)
+        gain = (scores[leader] - scores[name])[scored] * (1 if highest else -1)
         mean, low, _ = interval_over_clients(gain)
         if name != leader and (mean == 0 or low <= 0):
             left.append(name)

@@ -100,13 +100,12 @@ class Answers:
         """The answers [n] by name, of `values`: [n, C]: the class and each one's probability, or numbers."""
         import polars
 
-        if self.classes:
-            answer = polars.Series(self.classes, dtype=polars.String).gather(values.argmax(1).numpy())
-            probabilities = zip(self.classes, values.T.contiguous().numpy(), strict=True)
-            return {_free(self.targets[0] if self.targets else "class"): answer} | {
-                f"P({c})": p for c, p in probabilities
-            }
-        return dict(zip(self._names(values.shape[1]), values.T.contiguous().numpy(), strict=True))
+        by_output = values.T.contiguous().numpy()  # [C, n]
+        if not self.classes:
+            return dict(zip(self._names(len(by_output)), by_output, strict=True))
+        answer = polars.Series(self.classes, dtype=polars.String).gather(values.argmax(1).numpy())
+        names = [_free(self.targets[0] if self.targets else "class"), *(f"P({label})" for label in self.classes)]
+        return dict(zip(names, [answer, *by_output], strict=True))
 
     def bounds_of(self, values: Tensor, half: Tensor) -> dict[str, Any]:
         """The bounds [n] of intervals by name, of numbers: [n, C] and half of their widths: [n, C]."""

@@ -81,34 +81,21 @@ def write_run(
 ) -> Summary:
     """Write all files of a finished run; the summary comes last and marks it as finished.
 
-    A run that others are compared with (Local's and FedAvg's beside it) gets no pictures, which take longer than it.
-
-    `standard` are the standard models that it is compared with.
-
     `table` is the config, without parts that were your own. `problems` join the warnings. The models are those of
-    `refit`, the same training on all rows, if there is one; all else is of the run.
+    `refit`, the same training on all rows, if there is one; all else is of the run. `standard` are the standard models
+    that it is compared with.
     """
-    names, federation = list(run.federation.names), run.federation
     summary = run.summary
     layers = Sharing.from_method(run.method, run.architecture.layout).layers
-    caution = summary.selection.caution
-    folder.write_history(run.history, layers, caution)
-    if BESIDE not in folder.path.parts[-3:-1]:  # of a run or one seed of it, with which others are compared
-        if isinstance(federation.task, Classification):
-            with _picture(folder.path / "classes.png") as picture:
-                charts.classes_by_client(federation.class_counts().numpy(), federation.class_names, names, picture)
-        else:
-            with _picture(folder.path / "targets.png") as picture:
-                if targets := _list_targets(federation):
-                    charts.targets_by_client([values.numpy() for values in targets], names, picture)
-        draw_history(run.history, layers, folder, federation.groups, caution, list_attackers(summary))
-        draw_recall(summary, folder)
+    folder.write_history(run.history, layers, summary.selection.caution)
+    if BESIDE not in folder.path.parts[-3:-1]:  # a run beside another, or a seed of it, is faster than its pictures
+        _draw_pictures(run, folder, layers)
     identity = identify(table, summary.seeds[0], folder)
     kept = run if refit is None else refit
     tensors = list_tensors(kept.history, kept.architecture)
     write_models(folder.models, tensors, kept.architecture, exporter(run.method), identity)
     check_written(kept, folder)
-    folder.write_clients(federation)
+    folder.write_clients(run.federation)
     if run.final is not None:
         run.final.write(run.history, folder.state, identity)
     problems = list(problems)
@@ -134,6 +121,20 @@ def write_run(
     folder.write_summary(summary)
     folder.tidy()
     return summary
+
+
+def _draw_pictures(run: TrainedRun, folder: RunFolder, layers: list[str]) -> None:
+    """Draw what each client has to predict, and what the run learned."""
+    names, federation, summary = list(run.federation.names), run.federation, run.summary
+    if isinstance(federation.task, Classification):
+        with _picture(folder.path / "classes.png") as picture:
+            charts.classes_by_client(federation.class_counts().numpy(), federation.class_names, names, picture)
+    else:
+        with _picture(folder.path / "targets.png") as picture:
+            if targets := _list_targets(federation):
+                charts.targets_by_client([values.numpy() for values in targets], names, picture)
+    draw_history(run.history, layers, folder, federation.groups, summary.selection.caution, list_attackers(summary))
+    draw_recall(summary, folder)
 
 
 def _write_examples(run: TrainedRun, folder: RunFolder, standard: Sequence[Baseline]) -> None:

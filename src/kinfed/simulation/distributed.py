@@ -182,9 +182,7 @@ class Distributed:
 
         result = self._run_together(work)
         scores = self._gather(cohort, result and result.scores, everywhere=True)
-        own_models = self._run_together(
-            lambda: result and dict(result.models)
-        )  # computed again if they were too large to keep
+        own_models = self._run_together(lambda: result and dict(result.models))  # computed now if they were too large
         models = self._gather(cohort, own_models, everywhere=False, axes=trees.axes)
         local = result and (() if result.shares is None else (result.shares,))
         shares = self._gather(cohort, local, everywhere=True)

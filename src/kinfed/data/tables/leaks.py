@@ -221,14 +221,16 @@ def _names_of_persons(look: Look, labelled: bool) -> Iterator[str]:
     """Columns of text or whole numbers, `MANY` or more, that tell most of a target, which numbers nearby do not."""
     y = np.asarray(look.y == np.bincount(look.y.astype(np.int64)).argmax(), float) if labelled else look.y
     y = y - _means_at(look.who, y)[look.who]
+    if not (y != 0).any():
+        return
     for name, raw in look.columns.items():
-        if np.isnan(raw.values).any() or (not raw.texts and (raw.values % 1 != 0).any()) or not (y != 0).any():
+        if np.isnan(raw.values).any() or (not raw.texts and (raw.values % 1 != 0).any()):
             continue
         values, codes, counts = np.unique(raw.values, return_inverse=True, return_counts=True)
         if len(values) < MANY or counts[codes].mean() > len(y) / MANY or np.median(counts) < 2:
             continue
-        means = _means_at(codes, y)
-        left, nearby = _left_of_names(raw.values, y), np.convolve(means, [0.5, 0, 0.5], "same")[codes]
+        left = _left_of_names(raw.values, y)
+        nearby = np.convolve(_means_at(codes, y), [0.5, 0, 0.5], "same")[codes]  # the mean of the two values next to it
         if left <= MOST and (raw.texts or (y - nearby).std() > max(MOST, left / 0.8) * y.std()):
             yield name
 

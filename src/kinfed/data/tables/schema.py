@@ -196,8 +196,8 @@ class Description:
         for column in self.inputs:
             if isinstance(column, Category) and not column.other:
                 values, texts = raw[column.name]
-                new = np.array([*(word not in column.categories for word in texts), False], bool)
-                rows = np.flatnonzero(new[np.where(np.isnan(values), -1, values).astype(np.int64)])
+                new = [i for i, word in enumerate(texts) if word not in column.categories]
+                rows = np.flatnonzero(np.isin(values, new))
                 if len(rows):
                     word = texts[int(values[rows[0]])]
                     count = f"{len(rows):,} of {len(values):,} rows"

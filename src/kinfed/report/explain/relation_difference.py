@@ -177,24 +177,20 @@ def diff(
     places = [
         _place(folder, relation, number) for folder, relation, number in zip(folders, relations, rounds, strict=True)
     ]
-    weights = [relation.weights[at].astype(np.float64) for relation, at in zip(relations, places, strict=True)]
+    chosen = [relation.weights[at].astype(np.float64) for relation, at in zip(relations, places, strict=True)]
+    weights = [values if values.ndim == 3 else values[None] for values in chosen]  # [L, N, N] of each
     order = [other.index(name) for name in names]
-    weights[1] = weights[1][..., order, :][..., order]
+    weights[1] = weights[1][:, order][:, :, order]
+    means = [values.mean(0, keepdims=True) for values in weights]
     layers, notes = [WHOLE], []
-    if (
-        all(layer_weights.ndim == 3 for layer_weights in weights)
-        and relations[0].layers == relations[1].layers
-        and len(relations[0].layers) > 1
-    ):
+    if relations[0].layers == relations[1].layers and len(weights[0]) == len(weights[1]) > 1:
         layers = [MEAN, *relations[0].layers]
-        weights = [np.concatenate([layer_weights.mean(0)[None], layer_weights]) for layer_weights in weights]
+        weights = [np.concatenate(pair) for pair in zip(means, weights, strict=True)]
     else:
-        if any(layer_weights.ndim == 3 and len(layer_weights) > 1 for layer_weights in weights):
+        if max(map(len, weights)) > 1:
             notes.append("their relations are of other layers, so means over layers are compared")
-        weights = [
-            (layer_weights.mean(0) if layer_weights.ndim == 3 else layer_weights)[None] for layer_weights in weights
-        ]
-    if any((layer_weights < 0).any() for layer_weights in weights):
+        weights = means
+    if any((values < 0).any() for values in weights):
         notes.append("some weights are negative, so rows are no distributions: no overlap, consensus or isolation")
     return Difference(
         runs=(str(before), str(after)),

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import product
 from typing import Any
 
 from ...core.summary import list_attackers
@@ -13,6 +14,7 @@ from .run_rows import Row
 from .run_statistics import names_of
 from .text_table import Grid
 
+Pair = tuple[str, str]  # the class of an example, and what it was taken for
 WIDE, PAIRS = 12, 20  # classes up to which each has a column, and pairs of classes that are listed above that
 
 
@@ -26,15 +28,15 @@ def confusions(comparison: Comparison, client: str | None) -> list[Grid]:
     return [_grid(name, row, client, i if len(runs) > 1 else None) for i, (name, row) in enumerate(runs, 1)]
 
 
-def _grid(name: str, row: Row, client: str | None, number: int | None) -> Grid:
-    counts: Counter[tuple[str, str]] = Counter()
+def _count_answers(row: Row, client: str | None) -> Counter[Pair]:
+    """The test examples of a run's seeds, of all honest clients or of one; raises UsageError, see `confusions`."""
+    counts: Counter[Pair] = Counter()
     for run in row.runs:
         folder, attackers = run.folder, list_attackers(run.summary)
         honest = [name for name in run.names if name not in attackers]
-        client = None if client is None else known_name(client, honest)
-        if client is not None and client not in honest:
-            raise UsageError(f"{folder} has no test scores of a client '{client}'; {nearest(client, honest)}")
-        whose = {client} if client is not None else {*honest}
+        whose = honest if client is None else [known_name(client, honest)]
+        if client is not None and whose[0] not in honest:
+            raise UsageError(f"{folder} has no test scores of a client '{whose[0]}'; {nearest(whose[0], honest)}")
         if not folder.confusion.exists():
             why = "it was deleted; run again"
             if "classes" not in folder.read_clients():
@@ -42,17 +44,22 @@ def _grid(name: str, row: Row, client: str | None, number: int | None) -> Grid:
             raise UsageError(f"{folder} has no {folder.confusion.name}: {why}")
         for tested_client, truth, predicted, examples in read_confusion(folder.confusion):
             counts[truth, predicted] += examples * (tested_client in whose)
+    return counts
+
+
+def _grid(name: str, row: Row, client: str | None, number: int | None) -> Grid:
+    """The table of a run, the `number`-th of several."""
+    counts = _count_answers(row, client)
     classes = row.runs[0].folder.read_clients().get("classes") or sorted({label for pair in counts for label in pair})
     total = sum(counts.values())
     right = sum(number for (truth, taken), number in counts.items() if truth == taken)
-    who = f"client {client}" if client is not None else "all clients"
+    who = "all clients" if client is None else f"client {known_name(client, row.runs[0].names)}"
     notes = [f"{right:,} of {several(total, 'test example')} right; rows: the class, columns: what it was taken for"]
     if len(row.runs) > 1:
         notes.append(f"examples of {len(row.runs)} seeds together")
     records = [
         {"method": name, "truth": truth, "predicted": taken, "examples": counts[truth, taken]}
-        for truth in classes
-        for taken in classes
+        for truth, taken in product(classes, classes)
         if len(classes) <= WIDE or counts[truth, taken]
     ]
     called = "confusion" + (f"-{number}" if number is not None else "")
@@ -64,7 +71,7 @@ def _grid(name: str, row: Row, client: str | None, number: int | None) -> Grid:
 
 
 def _pairs(
-    called: str, title: str, counts: Counter[tuple[str, str]], notes: Sequence[str], records: Sequence[dict[str, Any]]
+    called: str, title: str, counts: Counter[Pair], notes: Sequence[str], records: Sequence[dict[str, Any]]
 ) -> Grid:
     """The classes that are taken for each other most often, where a table of all would be too wide."""
     wrong = Counter({pair: number for pair, number in counts.items() if pair[0] != pair[1]}).most_common(PAIRS)
