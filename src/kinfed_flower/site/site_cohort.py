@@ -1,6 +1,7 @@
 """Clients at one place that evaluate and train together: what a round computes, for one client or as one batch."""
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
@@ -109,20 +110,17 @@ def join_simulations(parts: Sequence[Part], device: str) -> Simulation:
     """One simulation of several clients, each of which has one of its own, of the same experiment."""
     first = parts[0].simulation
     federations = [part.federation for part in parts]
-    starts = torch.tensor([0, *(len(federation_of_one.y) for federation_of_one in federations)]).cumsum(0).tolist()
+    *starts, _ = accumulate((len(f.y) for f in federations), initial=0)  # where the examples of each begin
     rows = {
-        split: [
-            federation_of_one.rows[split][0] + start
-            for federation_of_one, start in zip(federations, starts, strict=False)
-        ]
+        split: [f.rows[split][0] + start for f, start in zip(federations, starts, strict=True)]
         for split in federations[0].rows
     }
     federation = Federation(
-        torch.cat([federation_of_one.x for federation_of_one in federations]),
-        torch.cat([federation_of_one.y for federation_of_one in federations]),
+        torch.cat([f.x for f in federations]),
+        torch.cat([f.y for f in federations]),
         rows,
         federations[0].task,
-        [name for federation_of_one in federations for name in federation_of_one.names],
+        [name for f in federations for name in f.names],
         weights=_join_weights(federations),
     )
     execution = Execution("auto", onednn=False, device=device)
