@@ -17,9 +17,7 @@ from kinfed.cli.predict import open_predictor
 from kinfed.methods.solved.standard import (
     FEWEST,
     Standard,
-    fit_boosted_counts,
-    fit_boosted_labels,
-    fit_boosting,
+    fit_forest,
     round_down,
 )
 from kinfed.models.linear import linear
@@ -139,15 +137,13 @@ def test_a_class_that_a_client_has_not_seen_is_unlikely():
         assert 0 < chances[:, 2].max() <= 1e-6
 
 
-@pytest.mark.parametrize(
-    ("fit", "last"), [(fit_boosting, ()), (fit_boosted_counts, (1.5,)), (fit_boosted_labels, (2,))]
-)
-def test_a_column_without_a_value_at_a_client_counts_for_nothing(fit, last):
+@pytest.mark.parametrize("task", [Regression(), Counts(1.5), Classification(2)], ids=lambda task: type(task).__name__)
+def test_a_column_without_a_value_at_a_client_counts_for_nothing(task):
     x = np.random.default_rng(0).normal(size=(80, 3))
     x[:, 1] = np.nan
     y = (x[:, 0] > 0).astype(int)
-    y = y[:, None].astype(float) if fit is fit_boosting else y
-    full, kept = fit(x, y, *last, trees=5, depth=3), fit(x[:, [0, 2]], y, *last, trees=5, depth=3)
+    y = y if isinstance(task, Classification) else y[:, None].astype(float)
+    full, kept = (fit_forest(task, rows, y, trees=5, depth=3) for rows in (x, x[:, [0, 2]]))
     new = np.random.default_rng(1).normal(size=(20, 3))
     for ours, theirs in zip(full.models, kept.models, strict=True):
         np.testing.assert_array_equal(ours.predict(new), theirs.predict(new[:, [0, 2]]))

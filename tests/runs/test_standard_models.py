@@ -190,7 +190,7 @@ def test_an_answer_behind_the_clients_own_mean_is_judged_against_it():
 
 def test_what_fails_or_takes_too_long_is_left_out_and_said(monkeypatch):
     data = Federation.from_arrays(*rows())
-    monkeypatch.setattr(made, "fit_ridge", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr(made, "fit_line", lambda *_, **__: 1 / 0)
     monkeypatch.setattr(made, "ROWS", 100)
     found, problems = standard_models(data)
     assert {one.name for one in found} == {"the client's own mean"}

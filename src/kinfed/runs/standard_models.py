@@ -25,15 +25,10 @@ from ..methods.solved.partial_pooling import widen_levels
 from ..methods.solved.standard import (
     FEWEST,
     Line,
-    fit_boosted_counts,
-    fit_boosted_labels,
-    fit_boosting,
-    fit_logistic,
-    fit_poisson,
-    fit_ridge,
+    constants_of,
+    fit_forest,
+    fit_line,
     log_counts,
-    log_mean,
-    shares_of,
 )
 from ..models.repeat import places_of_season
 from ..models.trees import DEEPEST, find_holes
@@ -97,6 +92,7 @@ class _Rows(NamedTuple):
 class _Data:
     """A federation's rows as arrays."""
 
+    task: Any
     x: Mapping[str, Array]  # by split: [n, d], one client after the other
     y: Mapping[str, Array]  # [n, k] in the units of a model's outputs, or [n] classes
     who: Mapping[str, NDArray[np.int64]]  # [n] whose they are
@@ -132,6 +128,7 @@ class _Data:
         dated = features > 1 and "covariates" not in federation.scale
         levels = task.quantiles if isinstance(task, Quantiles) else ()
         return cls(
+            task,
             x,
             y,
             who,
@@ -209,18 +206,16 @@ def standard_models(
         return [], []
     data = _Data.from_federation(federation)
     if isinstance(task, Classification):
-        recipes = _of_labels(data, task.classes)
-    elif isinstance(task, Counts):
-        recipes = _of_counts(data, task.mean)
+        recipes = _of_labels(data)
     else:
-        recipes = _of_numbers(data, isinstance(task, Forecasting))
+        recipes = _of_counts(data) if isinstance(task, Counts) else _of_numbers(data)
     models, problems = list[StandardModel](), list[str]()
     if not data.has_inputs:
         why = f"which takes rows of at most {COLUMNS} numbers, at most {5 * ROWS:,} of them"
         problems += [f"baseline left out: {baseline.name}, {why}" for baseline in named]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of fits that have not converged: validation rows say what they are worth
-        of_user = chain.from_iterable(_of_user(data, task, baseline) for baseline in named)
+        of_user = chain.from_iterable(_of_user(data, baseline) for baseline in named)
         for recipe in chain(recipes, of_user if data.has_inputs else ()):
             if recipe.pools and not pool:
                 continue
@@ -256,8 +251,8 @@ class _Recipe(NamedTuple):
     quantiles: bool = False  # whether it answers with the quantiles that are asked, where others answer with a mean
 
 
-def _of_numbers(data: _Data, forecasts: bool) -> Iterator[_Recipe]:
-    rows = data.training()
+def _of_numbers(data: _Data) -> Iterator[_Recipe]:
+    rows, forecasts = data.training(), isinstance(data.task, Forecasting)
     if not len(rows.x):
         return
     mean = _client_means(rows, data.clients)
@@ -288,28 +283,31 @@ def _of_changes(data: _Data) -> Iterator[_Recipe]:
 
 def _of_ridges(data: _Data, name: str = "a ridge", form: str = "linear") -> Iterator[_Recipe]:
     """A ridge of numbers for each client, which a model of this form holds, and one of all rows."""
-    rows, large = data.training(), data.too_large(CLIENTS)
-    middle = np.average(rows.y, 0, rows.w)
-    yield _Recipe(
-        f"{name} {EACH}",
-        lambda: _tune(data, PENALTIES, lambda c: _fit_each(rows, partial(fit_ridge, penalty=c), middle)),
-        too_large=large,
-        form=form,
-    )
+    yield _fit_lines(data, name, PENALTIES, CLIENTS, form)
     yield _Recipe(
         f"{name} {POOLED}",
-        lambda: _tune_pooled(data, PENALTIES, _pooled_ridge(rows, data.clients)),
+        lambda: _tune_pooled(data, PENALTIES, _pooled_ridge(data.training(), data.clients)),
         pools=True,
-        too_large=large,
+        too_large=data.too_large(CLIENTS),
+    )
+
+
+def _fit_lines(data: _Data, name: str, penalties: Sequence[float], most: int, form: str = "linear") -> _Recipe:
+    """A linear model for each of at most so many clients."""
+    rows = data.training()
+    return _Recipe(
+        f"{name} {EACH}",
+        lambda: _tune(data, penalties, lambda c: _fit_each(data, rows, partial(fit_line, data.task, penalty=c))),
+        too_large=data.too_large(most),
+        form=form,
     )
 
 
 def _of_trees(data: _Data) -> Iterator[_Recipe]:
     """Boosting of numbers: for each client, and of all rows."""
     rows = data.training()
-    mean, middle = _client_means(rows, data.clients), np.average(rows.y, 0, rows.w)
-    outputs = rows.y.shape[1]
-    yield from _boost_each(data, rows, outputs, fit_boosting, middle)
+    mean, outputs = _client_means(rows, data.clients), rows.y.shape[1]
+    yield from _boost_each(data, rows, outputs)
     losses: list[dict[str, Any]] = [{"loss": "quantile", "quantile": level} for level in data.levels]
     losses = losses or [{"loss": "squared_error"}]
 
@@ -326,14 +324,14 @@ def _of_trees(data: _Data) -> Iterator[_Recipe]:
     yield _Recipe(f"boosting {POOLED}", boost, True, large, quantiles=bool(data.levels))
 
 
-def _boost_each(data: _Data, rows: _Rows, outputs: int, fit: Callable[..., Any], rest: Array) -> Iterator[_Recipe]:
+def _boost_each(data: _Data, rows: _Rows, outputs: int) -> Iterator[_Recipe]:
     """Boosting for each client, if clients are few and half of them have rows enough."""
     if not data.too_large(BOOSTED, outputs) and data.rows_each >= FEWEST:
         inputs = rows._replace(x=data.mark_missing("train")[data.has_target])
-        boost = partial(fit, trees=TREES, depth=DEEPEST)
+        boost = partial(fit_forest, data.task, trees=TREES, depth=DEEPEST)
         yield _Recipe(
             f"boosting {EACH}",
-            lambda: _answers(data, _fit_each(inputs, boost, rest), missing=True),
+            lambda: _answers(data, _fit_each(data, inputs, boost), missing=True),
             form="trees",
         )
 
@@ -386,24 +384,16 @@ def _means_by_time(data: _Data) -> Answers | None:
     return answers
 
 
-def _of_counts(data: _Data, middle: float) -> Iterator[_Recipe]:
+def _of_counts(data: _Data) -> Iterator[_Recipe]:
     """Their outputs are logarithms of counts over the mean of all."""
-    rows = data.training()
+    rows, middle = data.training(), data.task.mean
     mean = log_counts(_client_means(rows, data.clients, PSEUDO / 10), middle)
     yield _Recipe(MEAN, lambda: _constant(data, mean), form="linear")
     if not data.has_inputs:
         return
+    yield _fit_lines(data, "a Poisson regression", [1 / c for c in STRENGTHS], CLIENTS)
+    yield from _boost_each(data, rows, 1)
     rows = rows._replace(y=rows.y[:, 0])
-    rest, penalties = log_mean(rows.y, middle, rows.w), [1 / c for c in STRENGTHS]
-    yield _Recipe(
-        f"a Poisson regression {EACH}",
-        lambda: _tune(
-            data, penalties, lambda c: _fit_each(rows, partial(fit_poisson, middle=middle, penalty=c), rest), middle
-        ),
-        too_large=data.too_large(CLIENTS),
-        form="linear",
-    )
-    yield from _boost_each(data, rows, 1, partial(fit_boosted_counts, middle=middle), rest)
     if not (_times(rows.y, rows.w) > 0).any():  # the logarithm of a mean of 0 has no gradient
         return
 
@@ -416,25 +406,15 @@ def _of_counts(data: _Data, middle: float) -> Iterator[_Recipe]:
     yield _Recipe(f"boosting {POOLED}", boost, True, large)
 
 
-def _of_labels(data: _Data, classes: int) -> Iterator[_Recipe]:
+def _of_labels(data: _Data) -> Iterator[_Recipe]:
     """Their outputs are logarithms of the classes' probabilities."""
-    rows = data.training()
+    rows, classes = data.training(), data.task.classes
     shares = _client_means(rows.as_shares(classes), data.clients, 0.1)  # [N, C]
-    rest = shares_of(rows.y, classes, rows.w)
     yield _Recipe(MAJORITY, lambda: _constant(data, np.log(np.maximum(shares, RAREST))), form="linear")
     if not data.has_inputs:
         return
-    yield _Recipe(
-        f"a logistic regression {EACH}",
-        lambda: _tune(
-            data,
-            [1 / c for c in STRENGTHS],
-            lambda c: _fit_each(rows, partial(fit_logistic, classes=classes, penalty=c), rest),
-        ),
-        too_large=data.too_large(CLIENTS // 2),
-        form="linear",
-    )
-    yield from _boost_each(data, rows, classes, partial(fit_boosted_labels, classes=classes), rest)
+    yield _fit_lines(data, "a logistic regression", [1 / c for c in STRENGTHS], CLIENTS // 2)
+    yield from _boost_each(data, rows, classes)
     if (rows.y == rows.y[0]).all():  # scikit-learn tells classes from each other, and here is nothing to tell
         return
     large = data.too_large()
@@ -463,39 +443,35 @@ def _blame_user() -> Iterator[None]:
         raise UsageError(f"{type(problem).__name__}: {problem}") from problem
 
 
-def _of_user(data: _Data, task: Any, baseline: NamedBaseline) -> Iterator[_Recipe]:
+def _of_user(data: _Data, baseline: NamedBaseline) -> Iterator[_Recipe]:
     """An estimator of the user for each client, and of all rows with the client's mean as one more input."""
-    classes, middle = getattr(task, "classes", 0), getattr(task, "mean", 1.0)
-    rows = data.training()
+    rows, task = data.training(), data.task
+    classes = getattr(task, "classes", 0)
     end = time.monotonic() + LIMIT
 
     def outputs(model: Any, x: Array) -> Array:
         if classes:
             return _logs(model, x, classes)
         answers = np.asarray(model.predict(x), float).reshape(len(x), 1)
-        return log_counts(answers, middle) if isinstance(task, Counts) else answers
+        return log_counts(answers, task.mean) if isinstance(task, Counts) else answers
 
     def fit(x: Array, y: Any, w: Array | None = None) -> Line | _Fitted:
         if time.monotonic() > end:
             raise UsageError(f"it takes more than {LIMIT} seconds")
         if classes and len(np.unique(y)) < 2:
-            return Line(np.zeros((x.shape[1], classes)), shares_of(y, classes, w))
+            return Line(np.zeros((x.shape[1], classes)), constants_of(task, y, w))
         weights = {} if w is None else {"sample_weight": w}
         with _blame_user():
             models = [baseline.make().fit(x, target, **weights) for target in ([y] if classes else y.T)]
         return _Fitted(models, outputs)
 
-    if classes:
-        rest = shares_of(rows.y, classes, rows.w)
-    else:
-        rest = log_mean(rows.y[:, 0], middle, rows.w) if isinstance(task, Counts) else np.average(rows.y, 0, rows.w)
     means = _client_means(rows.as_shares(classes) if classes else rows, data.clients, PSEUDO)  # [N, k]
 
     def pool() -> Answers:
         model = fit(np.hstack([rows.x, means[rows.who]]), rows.y, rows.w)
         return _answers(data, lambda x, who: model.answer(np.hstack([x, means[who]])))
 
-    yield _Recipe(f"{baseline.name} {EACH}", lambda: _answers(data, _fit_each(rows, fit, rest)))
+    yield _Recipe(f"{baseline.name} {EACH}", lambda: _answers(data, _fit_each(data, rows, fit)))
     yield _Recipe(f"{baseline.name} {POOLED}", pool, True, data.too_large())
 
 
@@ -528,22 +504,22 @@ def _constant(data: _Data, values: Array) -> Tuned:
     return Tuned(_answers(data, lambda x, who: values[who]), math.inf)
 
 
-def _tune(data: _Data, strengths: Sequence[Any], make: Callable[[Any], Model], middle: float = 0.0) -> Tuned:
+def _tune(data: _Data, strengths: Sequence[Any], make: Callable[[Any], Model]) -> Tuned:
     """The answers of the strength whose validation loss is lowest: the squared error, or the log loss of labels.
 
-    Without validation rows it is the strength in the middle. With `middle`, the mean of all counts, the loss is the
-    part of their deviance that answers change.
+    Of counts it is the part of their deviance that answers change. Without validation rows it is the strength in the
+    middle.
     """
     models = [_answers(data, make(item)) for item in strengths]
     truth, w = data.y["validation"], data.weight["validation"]
 
     def error(answers: Answers) -> float:
         given = answers["validation"]
-        if truth.ndim == 1:
+        if isinstance(data.task, Classification):
             chances = given - np.log(np.exp(given).sum(1, keepdims=True))
             return -float(np.average(chances[np.arange(len(truth)), truth], weights=w))
-        if middle:
-            return float(np.average((middle * np.exp(given) - truth * given)[:, 0], weights=w))
+        if isinstance(data.task, Counts):
+            return float(np.average((data.task.mean * np.exp(given) - truth * given)[:, 0], weights=w))
         squares = (given - truth) ** 2
         return float(np.nanmean(squares) if w is None else np.average(squares.mean(1), weights=w))
 
@@ -569,8 +545,9 @@ def _client_means(rows: _Rows, clients: int, pseudo: float = 0.0) -> Array:
     return means
 
 
-def _fit_each(rows: _Rows, fit: Callable[..., Any], rest: Array) -> Model:
-    """A model that is fitted for each client to its own rows; of one without rows its answers are rest: [k]."""
+def _fit_each(data: _Data, rows: _Rows, fit: Callable[..., Any]) -> Model:
+    """A model that is fitted for each client to its own rows; of one without rows it answers with the mean of all."""
+    rest = constants_of(data.task, rows.y, rows.w)  # [k]
     models = {i: fit(mine.x, mine.y, w=mine.w) for i, mine in rows.by_client()}
 
     def answer(x: Array, who: NDArray[np.int64]) -> Array:
@@ -583,15 +560,13 @@ def _fit_each(rows: _Rows, fit: Callable[..., Any], rest: Array) -> Model:
     return answer
 
 
-def _tune_pooled(
-    data: _Data, strengths: Sequence[float], make: Callable[[float, bool], Model], middle: float = 0.0
-) -> Tuned:
+def _tune_pooled(data: _Data, strengths: Sequence[float], make: Callable[[float, bool], Model]) -> Tuned:
     """The same of a model of all rows, which may know the client; it does if there are no validation rows.
 
     Strengths are an odd number, so such a model is in the middle.
     """
     options = [(strength, knows) for strength in strengths for knows in (False, True)]
-    return _tune(data, options, lambda option: make(*option), middle)
+    return _tune(data, options, lambda option: make(*option))
 
 
 def _pooled_ridge(rows: _Rows, clients: int) -> Callable[[float, bool], Model]:
@@ -663,7 +638,7 @@ def _pooled_poisson(data: _Data, rows: _Rows, middle: float) -> Tuned:
         model.fit(inputs(rows.x, rows.who), rows.y, rows.w)
         return lambda x, who: log_counts(model.predict(inputs(x, who)), middle)[:, None]
 
-    return _tune_pooled(data, STRENGTHS, make, middle)
+    return _tune_pooled(data, STRENGTHS, make)
 
 
 def _widen(x: Array, who: NDArray[np.int64], clients: int) -> Any:

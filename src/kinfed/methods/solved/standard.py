@@ -96,11 +96,41 @@ def lanes_of(task: Any, outputs: int) -> int:
     return 1 if isinstance(task, Classification) and outputs == 2 else outputs
 
 
-def fit_ridge(x: Array, y: Array, penalty: float, w: Array | None = None) -> Line:
-    """A ridge of rows x: [n, d], y: [n, k] with weights w: [n]; an infinite penalty leaves the mean."""
+def constants_of(task: Any, y: Any, w: Array | None) -> Array:
+    """[k] the outputs that answer all rows alike: the mean of targets y: [n, k], or the shares of labels y: [n]."""
+    if isinstance(task, Classification):  # logarithms, with a few of every class among them
+        count = np.bincount(y, w, task.classes) + PSEUDO / task.classes
+        return np.log(count / count.sum())
+    mean = np.average(y, 0, w)
+    return log_counts(mean, task.mean) if isinstance(task, Counts) else mean
+
+
+def log_counts(counts: Array, middle: float) -> Array:
+    """The logarithms of expected counts over `middle`, the mean of all, none of them below that of `RARE`."""
+    return np.log(np.maximum(counts / middle, RARE))
+
+
+def _is_constant(task: Any, y: Any, w: Array | None) -> bool:
+    """Whether labels are of one class, or counts all zero, as nothing can be fitted to these."""
+    if isinstance(task, Classification):
+        return len(np.unique(y)) < 2
+    return isinstance(task, Counts) and not np.average(y, 0, w) > 0
+
+
+def fit_line(task: Any, x: Array, y: Any, penalty: float, w: Array | None = None) -> Line:
+    """A ridge of rows x: [n, d], y: [n, k] with weights w: [n], or a Poisson or a logistic regression.
+
+    Counts are y: [n, 1], and outputs logarithms of these over the mean of all; labels are y: [n]. With an infinite
+    penalty, or of constant rows, only `constants_of` is left.
+    """
+    if math.isinf(penalty) or _is_constant(task, y, w):
+        constants = constants_of(task, y, w)
+        return Line(np.zeros((x.shape[1], len(constants))), constants)
+    if isinstance(task, Classification):
+        return _fit_logistic(x, y, task.classes, penalty, w)
+    if isinstance(task, Counts):
+        return _fit_poisson(x, y[:, 0], task.mean, penalty, w)
     middle, mean = np.average(x, 0, w), np.average(y, 0, w)
-    if math.isinf(penalty):
-        return Line(np.zeros((x.shape[1], y.shape[1])), mean)
     root = 1.0 if w is None else np.sqrt(w)[:, None]
     away, rest = (x - middle) * root, (y - mean) * root
     n, d = x.shape
@@ -111,32 +141,28 @@ def fit_ridge(x: Array, y: Array, penalty: float, w: Array | None = None) -> Lin
     return Line(weight, mean - middle @ weight)
 
 
-def fit_logistic(x: Array, y: NDArray[np.int64], classes: int, penalty: float, w: Array | None = None) -> Line:
-    """A logistic regression of labels y: [n]; of one class, or with an infinite penalty, their shares."""
+def _fit_logistic(x: Array, y: NDArray[np.int64], classes: int, penalty: float, w: Array | None) -> Line:
     from sklearn.linear_model import LogisticRegression
 
-    if math.isinf(penalty) or len(np.unique(y)) < 2:
-        return Line(np.zeros((x.shape[1], classes)), shares_of(y, classes, w))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of fits that have not converged: validation rows say what they are worth
         model = LogisticRegression(C=1 / penalty, max_iter=50).fit(x, y, w)
-    weight, bias = np.zeros((x.shape[1], classes)), np.full(classes, UNSEEN)
-    seen = model.classes_
-    bias[seen] = 0.0
-    places = seen if len(seen) > 2 else seen[1:]
+    places, bias = _place_classes(model.classes_, classes)
+    weight = np.zeros((x.shape[1], classes))
     weight[:, places], bias[places] = model.coef_.T, model.intercept_
     return Line(weight, bias)
 
 
-def fit_poisson(x: Array, y: Array, middle: float, penalty: float, w: Array | None = None) -> Line:
-    """A Poisson regression of counts y: [n]; of zeros alone, or with an infinite penalty, their mean.
+def _place_classes(seen: NDArray[np.int64], classes: int) -> tuple[NDArray[np.int64], Array]:
+    """Which outputs scikit-learn fits, of two classes the second alone, and [C] what the others are."""
+    bias = np.full(classes, UNSEEN)
+    bias[seen] = 0.0
+    return seen if len(seen) > 2 else seen[1:], bias
 
-    Its outputs are logarithms of counts over `middle`, the mean of all.
-    """
+
+def _fit_poisson(x: Array, y: Array, middle: float, penalty: float, w: Array | None) -> Line:
     from sklearn.linear_model import PoissonRegressor
 
-    if math.isinf(penalty) or not np.average(y, 0, w) > 0:
-        return Line(np.zeros((x.shape[1], 1)), log_mean(y, middle, w))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # as above
         total = len(x) if w is None else w.sum()
@@ -144,84 +170,35 @@ def fit_poisson(x: Array, y: Array, middle: float, penalty: float, w: Array | No
     return Line(model.coef_[:, None], np.array([model.intercept_ - math.log(middle)]))
 
 
-def log_mean(y: Array, middle: float, w: Array | None) -> Array:
-    """[1] the logarithm of the mean of counts y: [n] over `middle`, the mean of all."""
-    return log_counts(np.array([np.average(y, 0, w)]), middle)
-
-
-def log_counts(counts: Array, middle: float) -> Array:
-    """The logarithms of expected counts over `middle`, the mean of all, none of them below that of `RARE`."""
-    return np.log(np.maximum(counts / middle, RARE))
-
-
-def shares_of(y: NDArray[np.int64], classes: int, w: Array | None) -> Array:
-    """[C] the logarithms of the shares of labels y: [n], among which there are a few of every class."""
-    count = np.bincount(y, w, classes) + PSEUDO / classes
-    return np.log(count / count.sum())
-
-
-def fit_boosting(
-    x: Array, y: Array, trees: int, depth: int, w: Array | None = None, signs: Sequence[int] | None = None
-) -> Forest:
-    """Boosting of squared errors of rows x: [n, d], y: [n, k]; of fewer than `FEWEST` rows, their mean."""
-    from sklearn.ensemble import HistGradientBoostingRegressor
-
-    if len(x) < FEWEST:
-        return Forest((), (), np.average(y, 0, w))
-    how = _bound_boosting(trees, depth, signs)
-    models = [_fit_histograms(HistGradientBoostingRegressor(**how), x, target, w) for target in y.T]
-    return Forest(models, [[i] for i in range(len(models))], np.zeros(len(models)))
-
-
-def fit_boosted_counts(
+def fit_forest(
+    task: Any,
     x: Array,
-    y: Array,
-    middle: float,
+    y: Any,
     trees: int,
     depth: int,
     w: Array | None = None,
     signs: Sequence[int] | None = None,
 ) -> Forest:
-    """Boosting of Poisson's loss of counts y: [n]; its outputs are logarithms of counts over the mean of all."""
-    from sklearn.ensemble import HistGradientBoostingRegressor
+    """Boosting of rows as of `fit_line`; of fewer than `FEWEST`, or of constant ones, `constants_of`.
 
-    if len(x) < FEWEST or not y.sum() > 0:
-        return Forest((), (), log_mean(y, middle, w))
-    model = HistGradientBoostingRegressor(loss="poisson", **_bound_boosting(trees, depth, signs))
-    _fit_histograms(model, x, y, w)
-    return Forest([model], [[0]], np.array([-math.log(middle)]))
+    With signs: [d], answers rise with inputs of 1, and fall with those of -1.
+    """
+    from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 
-
-def fit_boosted_labels(
-    x: Array,
-    y: NDArray[np.int64],
-    classes: int,
-    trees: int,
-    depth: int,
-    w: Array | None = None,
-    signs: Sequence[int] | None = None,
-) -> Forest:
-    """Boosting of labels y: [n]; of one class, or fewer than `FEWEST` rows, their shares."""
-    from sklearn.ensemble import HistGradientBoostingClassifier
-
-    seen = np.unique(y)
-    if len(x) < FEWEST or len(seen) < 2:
-        return Forest((), (), shares_of(y, classes, w))
-    model = _fit_histograms(HistGradientBoostingClassifier(**_bound_boosting(trees, depth, signs)), x, y, w)
-    bias = np.full(classes, UNSEEN)
-    bias[seen] = 0.0
-    return Forest([model], [seen if len(seen) > 2 else seen[1:]], bias)
-
-
-def _fit_histograms(model: Any, x: Array, y: NDArray[Any], w: Array | None) -> Any:
-    """Fit a model of histograms to x: [n, d], in which a client may have no value at all in some columns."""
-    return model.fit(np.where(np.isnan(x).all(0), 0.0, x), y, w)  # scikit-learn has no bins for a column without values
-
-
-def _bound_boosting(trees: int, depth: int, signs: Sequence[int] | None) -> dict[str, Any]:
-    """What scikit-learn is told; with signs: [d], answers rise with inputs of 1, and fall with those of -1."""
-    how = {"max_iter": trees, "max_depth": depth, "early_stopping": False, "random_state": 0}
-    return how | {"monotonic_cst": signs}
+    if len(x) < FEWEST or _is_constant(task, y, w):
+        return Forest((), (), constants_of(task, y, w))
+    how: dict[str, Any] = {"max_iter": trees, "max_depth": depth, "early_stopping": False, "random_state": 0}
+    how["monotonic_cst"] = signs
+    x = np.where(np.isnan(x).all(0), 0.0, x)  # scikit-learn has no bins for a column without values
+    if isinstance(task, Classification):
+        model = HistGradientBoostingClassifier(**how).fit(x, y, w)
+        places, bias = _place_classes(model.classes_, task.classes)
+        return Forest([model], [places], bias)
+    if isinstance(task, Counts):
+        how["loss"] = "poisson"
+    models = [HistGradientBoostingRegressor(**how).fit(x, target, w) for target in y.T]
+    start = -math.log(task.mean) if isinstance(task, Counts) else 0.0
+    return Forest(models, [[i] for i in range(len(models))], np.full(len(models), start))
 
 
 @dataclass(frozen=True)
@@ -285,13 +262,7 @@ class Standard(Local, Advises, Solves):
         x, y, w = rows_of(client, model.features(model.theta, client.data.x).flatten(1))
         if isinstance(layer, Since):  # the layer adds what a row starts from to its answer
             x, y = x[:, : -layer.starts], y - x[:, -layer.starts :]
-        task = client.task
-        if isinstance(task, Classification):
-            line = fit_logistic(x, y, task.classes, self.penalty, w)
-        elif isinstance(task, Counts):
-            line = fit_poisson(x, y[:, 0], task.mean, self.penalty, w)
-        else:
-            line = fit_ridge(x, y, self.penalty, w)
+        line = fit_line(client.task, x, y, self.penalty, w)
         coefficients = torch.from_numpy(np.vstack([line.weight, line.bias]))
         return model_of(model.layout, model.theta, coefficients[None].to(model.theta.device))[0]
 
@@ -307,13 +278,7 @@ class Standard(Local, Advises, Solves):
         if module.monotone is not None:
             made["monotone"][:] = module.monotone.cpu().numpy()
             signs = made["monotone"].astype(int).tolist()
-        how = len(made["leaf"]) // lanes, module.depth, w, signs
-        if isinstance(task, Classification):
-            forest = fit_boosted_labels(x, y, task.classes, *how)
-        elif isinstance(task, Counts):
-            forest = fit_boosted_counts(x, y[:, 0], float(task.mean), *how)
-        else:
-            forest = fit_boosting(x, y, *how)
+        forest = fit_forest(task, x, y, len(made["leaf"]) // lanes, module.depth, w, signs)
         made["head.bias"][:] = forest.fill(made, lanes)
         made["threshold"] = round_down(made["threshold"], theta.dtype)
         return torch.cat([torch.from_numpy(made[e.name]).flatten() for e in layout.entries]).to(theta)
