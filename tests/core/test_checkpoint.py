@@ -56,6 +56,24 @@ def test_the_formats_own_library_reads_what_is_written(tmp_path_factory, shapes,
         assert torch.equal(found[name], value)
 
 
+def test_rows_of_zeros_are_neither_written_nor_read(monkeypatch):
+    monkeypatch.setattr(checkpoint, "LARGE", 32)
+    table = torch.zeros(9, 2, 2)
+    table[2, 1, 0], table[7] = 3.0, -0.0  # which has a bit that is set
+    wanted = {"a": table, "b": torch.ones(9, 2), "c": torch.zeros(4, 2), "d": torch.zeros(9)}
+    short, counts = checkpoint.drop_zeros(wanted)
+    assert {name: list(rows.shape) for name, rows in short.items()} == {
+        "a": [2, 2, 2],
+        "a@rows": [2],
+        "b": [9, 2],
+        "c": [4, 2],
+        "d": [9],
+    }
+    found = checkpoint.fill_zeros({name: rows[:] for name, rows in short.items()}, counts)
+    assert found.keys() == wanted.keys()
+    assert all(torch.equal(found[name].view(torch.int32), rows.view(torch.int32)) for name, rows in wanted.items())
+
+
 def test_what_all_clients_share_is_written_once_and_shared_again(tmp_path):
     theta = torch.arange(1000.0)
     history = History(("a", "b"), Classification(2), rounds=[0], scores=[{}], diagnostics=[{}])

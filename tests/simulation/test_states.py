@@ -5,11 +5,16 @@ import os
 
 import pytest
 import torch
+from safetensors.torch import load_file
+from torch.utils._pytree import tree_leaves, tree_map
 
-from kinfed import SGD, Federation, RunError, Training, fit
+from kinfed import SGD, Federation, Run, RunError, Training, fit, save
+from kinfed.core.history import History
 from kinfed.core.method import Params
 from kinfed.core.model import Model
-from kinfed.methods import FedAvg, FedRep, Local, Scaffold
+from kinfed.methods import FedAvg, FedRep, Kin, Local, Scaffold
+from kinfed.runs.final_state import StateFile
+from kinfed.runs.run_folder import RunFolder
 from kinfed.simulation.execution import Execution
 from kinfed.simulation.simulation import Simulation
 from kinfed.simulation.state_store import States
@@ -90,7 +95,7 @@ def test_a_run_with_states_in_files_ends_with_the_same_bits(method, executor, mo
         run(folder=tmp_path / "b")
     resumed = run(folder=tmp_path / "b")
     for other, same, atol in ((filed, whole, 1e-6), (resumed, filed, 0)):  # strangers are scored together
-        assert torch.equal(other.history.models["theta"], same.history.models["theta"])
+        assert torch.equal(other.history.models["theta"][:], same.history.models["theta"][:])
         for a, b in zip(other.history.scores, same.history.scores, strict=True):
             for key, values in b.items():
                 torch.testing.assert_close(a[key], values, rtol=0, atol=atol, equal_nan=True)
@@ -173,7 +178,7 @@ def test_clients_that_have_never_taken_part_are_scored_at_once(tunes, monkeypatc
         fleet.train(0, torch.tensor([2, 7]), ())
         asked.clear()
         found = fleet.evaluate(0, everyone, sent)
-        return found.scores, {name: model.theta.clone() for name, model in found.models.items()}, fleet
+        return found.scores, {name: model.theta for name, model in found.models.items()}, fleet
 
     (scores, models, _), times = evaluated(), len(asked)
     assert times == 40
@@ -183,7 +188,44 @@ def test_clients_that_have_never_taken_part_are_scored_at_once(tunes, monkeypatc
     for key, values in scores.items():
         torch.testing.assert_close(again[key], values, equal_nan=True)
     for name, theta in models.items():
-        torch.testing.assert_close(same[name], theta, rtol=0, atol=1e-6)
+        torch.testing.assert_close(same[name][:], theta, rtol=0, atol=1e-6)
+        assert isinstance(same[name], torch.Tensor) == bool(tunes)
+    if not tunes:  # those who have never taken part have one row of a file in common
+        rows, places = same["own"].separate()
+        assert (rows.shape[0], places.bincount().tolist()) == (3, [38, 1, 1])
+
+
+def test_files_of_a_run_hold_the_rows_of_those_who_took_part(monkeypatch, tmp_path, failing):
+    """Large tables of a checkpoint, of models and of the final state have no row for others, and give it back."""
+    method, clients = Kin(neighbours=3), 40
+
+    def train(folder=None):
+        how = {"rounds": 3, "participation": 0.05, "execution": Execution("loop"), "folder": folder}
+        return fit(method, federation(clients), module(), training=TRAINING, **how)
+
+    whole = train()
+    limits = ("simulation.state_store", "LARGE"), ("simulation.evaluation", "KEPT"), ("core.checkpoint", "LARGE")
+    for place, limit in limits:
+        monkeypatch.setattr(f"kinfed.{place}.{limit}", 0)
+    (tmp_path / "begun").mkdir()
+    with failing(3):
+        train(tmp_path / "begun")
+    rows = load_file(tmp_path / "begun" / "checkpoint.safetensors")
+    at = rows["server.theta@rows"].tolist()
+    assert 2 <= len(at) <= 4
+    assert len(rows["server.theta"]) == len(rows["state.1.theta"]) == len(at)
+    assert len(rows["model.theta"]) <= len(at) + 1  # and one for all others
+    run = train(tmp_path / "begun")
+    written = save(run, tmp_path / "end") and Run.open(tmp_path / "end", module())
+    wanted = whole.history.models["theta"]
+    assert torch.equal(run.history.models["theta"][:], wanted)
+    assert all(torch.equal(written.theta(name), wanted[i]) for i, name in enumerate(run.names))
+    file, history = StateFile(RunFolder(tmp_path / "end")), History(tuple(run.names), run.federation.task)
+    file.restore(history, run.architecture.layout)
+    assert torch.equal(history.models["theta"][:], wanted)
+    assert len(history.models["theta"].table) == len(wanted.unique(dim=0)) < clients / 2
+    same = tree_map(torch.equal, file.server(whole.final.progress.server), whole.final.progress.server)
+    assert all(tree_leaves(same))
 
 
 def test_a_file_takes_room_for_the_rows_that_are_written(monkeypatch, tmp_path):

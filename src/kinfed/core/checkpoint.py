@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
@@ -15,7 +16,7 @@ from ..errors import RunError
 from ..files import replacing
 from . import trees
 from .history import History
-from .rows import Part, pieces
+from .rows import Part, Table, pieces, zeros
 from .trees import Tree
 
 TYPES = {  # the format's names
@@ -37,6 +38,10 @@ TYPES = {  # the format's names
 FOREIGN = (SafetensorError, OSError, LookupError, ValueError, TypeError, AttributeError, RuntimeError)
 
 
+LARGE, FEW = 1 << 28, 2  # bytes of a table of which rows of zeros are not written, and of how many at least one
+ROWS, COUNTS = "@rows", "counts"  # of an array the places of its rows; in the metadata how many there are with zeros
+
+
 class Progress(NamedTuple):
     """Where a run stands between two rounds."""
 
@@ -51,8 +56,9 @@ def save(path: Path, progress: Progress, history: History) -> None:
     """Replace the former checkpoint; if writing fails it is left as it was."""
     arrays, text = history.pack()
     arrays |= trees.pack(progress.server, "server.") | trees.pack(progress.state, "state.")
+    arrays, counts = drop_zeros(arrays)
     metadata = {"history": text, "done": progress.done, "seconds": progress.seconds, "how": json.dumps(progress.how)}
-    write(arrays, path, {name: str(word) for name, word in metadata.items()})
+    write(arrays, path, {name: str(word) for name, word in metadata.items()} | counts)
 
 
 def load(path: Path, server: Tree, state: Tree, history: History) -> Progress:
@@ -66,8 +72,10 @@ def load(path: Path, server: Tree, state: Tree, history: History) -> Progress:
                 name: file.get_slice(name) if name in large else file.get_tensor(name).clone()
                 for name in file.keys()  # noqa: SIM118
             }
+        arrays = fill_zeros(arrays, text)
         history.restore(arrays, text["history"])
-        broken = [name for name, t in history.models.items() if t.is_floating_point() and not t.isfinite().all()]
+        kept = {name: t.table if isinstance(t, Part) else t for name, t in history.kept.arrays.items()}
+        broken = [name for name, t in kept.items() if t.is_floating_point() and not t.isfinite().all()]
         if broken:
             raise ValueError(f"its model {broken[0]} holds NaN or infinity")
         return Progress(
@@ -110,7 +118,7 @@ def _not_ours(path: Path, problem: Exception) -> ForeignError:
     )
 
 
-def write(arrays: Mapping[str, Tensor | Part], path: Path, metadata: dict[str, str] | None = None) -> None:
+def write(arrays: Mapping[str, Table], path: Path, metadata: dict[str, str] | None = None) -> None:
     """Write named arrays as safetensors, piece by piece, replacing the file.
 
     The safetensors library's own writer holds three copies of the arrays in memory.
@@ -130,12 +138,42 @@ def write(arrays: Mapping[str, Tensor | Part], path: Path, metadata: dict[str, s
                 file.write(trees.raw(piece))
 
 
+def drop_zeros(arrays: Mapping[str, Table]) -> tuple[dict[str, Table], dict[str, str]]:
+    """The arrays, and metadata, in which a large table of few clients has their rows alone: [M, ...] and [M] int64.
+
+    The other rows are zeros, bit by bit, as those are of clients that have never taken part.
+    """
+    short, counts = dict(arrays), dict[str, int]()
+    for name, table in arrays.items():
+        if isinstance(table, Tensor) and table.ndim > 1 and table.nbytes > LARGE:
+            ids = _find_rows(table)
+            if FEW * len(ids) < len(table):
+                short[name], short[name + ROWS], counts[name] = Part(table, ids), ids, len(table)
+    return short, {COUNTS: json.dumps(counts)} if counts else {}
+
+
+def fill_zeros(arrays: dict[str, Tensor], metadata: Mapping[str, str]) -> dict[str, Tensor]:
+    """The arrays from which `drop_zeros` has made these; rows of zeros take no memory."""
+    for name, count in json.loads(metadata.get(COUNTS, "{}")).items():
+        if name in arrays:
+            rows, ids = arrays[name], arrays.pop(name + ROWS)
+            arrays[name] = zeros(count, rows.new_zeros(rows.shape[1:])).index_copy_(0, ids, rows)
+    return arrays
+
+
+def _find_rows(table: Tensor) -> Tensor:
+    """[M] int64 which rows of a table: [N, ...] have a bit that is set."""
+    bits, size = f"u{table.element_size()}", table[:1].nbytes
+    used = [np.frombuffer(trees.raw(table[at]), bits).reshape(len(table[at]), -1) for at in pieces(len(table), size)]
+    return torch.from_numpy(np.concatenate([rows.max(1) > 0 for rows in used])).nonzero().squeeze(1)
+
+
 def checksums(arrays: Mapping[str, Tensor]) -> str:
     """The CRC-32 of each array as eight digits, in the order of their names."""
     return "".join(f"{zlib.crc32(trees.raw(array)):08x}" for _, array in sorted(arrays.items()))
 
 
-def _pieces(array: Tensor | Part) -> Iterator[Tensor]:
+def _pieces(array: Table) -> Iterator[Tensor]:
     if not array.shape:
         yield cast(Tensor, array)
         return

@@ -14,6 +14,7 @@ from .fleet import Evaluation, Key
 from .graph import NeighbourLists, Origin, Relation, whole_relation
 from .metrics import BY_CLASS
 from .round_selection import Selector, select_model, select_round
+from .rows import Part, Table
 from .tasks import Task
 from .trees import Axis
 
@@ -64,7 +65,7 @@ class Cost:
 class KeptModels(NamedTuple):
     """The chosen models at their selected round, packed."""
 
-    arrays: Mapping[str, Tensor]  # [N, ...], or [...] where all clients share one
+    arrays: Mapping[str, Table]  # [N, ...], or [...] where all clients share one
     shared: Sequence[str]  # which arrays those are
 
 
@@ -92,10 +93,14 @@ class History:
         self.selector = Selector(self.task)
 
     @property
-    def models(self) -> dict[str, Tensor]:
-        """[N, ...] the chosen models at their selected round, packed; views of what is kept."""
+    def models(self) -> dict[str, Table]:
+        """[N, ...] the chosen models at their selected round, packed; views of what is kept.
+
+        They are tensors. Where models are large, and some clients have the same, they are `Part`s, of which `[at]` is
+        a tensor.
+        """
         count, (arrays, shared) = len(self.names), self.kept
-        return {n: t.expand(count, *t.shape) if n in shared else t for n, t in arrays.items()}
+        return {n: t.expand(count, *t.shape) if n in shared and isinstance(t, Tensor) else t for n, t in arrays.items()}
 
     @property
     def relations(self) -> list[Relation]:
@@ -188,9 +193,11 @@ class History:
         """The selected round of a model, of the chosen one by default, as its place among the evaluated rounds."""
         return self.rounds.index(self.select(model or self.chosen))
 
-    def pack(self) -> tuple[dict[str, Tensor], str]:
+    def pack(self) -> tuple[dict[str, Table], str]:
         """Arrays and a line of text from which `restore` makes the same history."""
-        arrays = {f"score.{t}.{i}": v for t, scores in enumerate(self.scores) for i, v in enumerate(scores.values())}
+        arrays: dict[str, Table] = {
+            f"score.{t}.{i}": v for t, scores in enumerate(self.scores) for i, v in enumerate(scores.values())
+        }
         for t, relation in enumerate(self.kept_relations):
             if isinstance(relation, Tensor):
                 arrays[f"relation.{t}"] = relation
@@ -199,7 +206,9 @@ class History:
         arrays |= {
             f"note.{t}.{name}": v for t, diagnostics in enumerate(self.diagnostics) for name, v in diagnostics.items()
         }
-        arrays |= {f"model.{name}": t for name, t in self.kept.arrays.items()}
+        for name, models in self.kept.arrays.items():
+            rows, places = models.separate() if isinstance(models, Part) else (models, None)
+            arrays |= {f"model.{name}": rows} | ({} if places is None else {f"place.{name}": places})
         keys = list(self.scores[0]) if self.scores else []
         noted, cost = [list(diagnostics) for diagnostics in self.diagnostics], self.cost
         counts = [cost.bytes_down, cost.bytes_up, cost.examples, cost.done]
@@ -219,7 +228,8 @@ class History:
         self.kept_relations = [relation for relation in kept if relation is not None]
         self.diagnostics = [{name: arrays[f"note.{t}.{name}"] for name in names} for t, names in enumerate(noted)]
         models = {name.removeprefix("model."): t for name, t in arrays.items() if name.startswith("model.")}
-        self.kept = KeptModels(models, shared)
+        places = {name: arrays.get(f"place.{name}") for name in models}
+        self.kept = KeptModels({n: t if (at := places[n]) is None else Part(t, at) for n, t in models.items()}, shared)
 
 
 class Recorder:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from sys import getrefcount
+from typing import Any
 
 import numpy as np
 import torch
@@ -199,14 +200,26 @@ def index(places: Sequence[int], device: torch.device) -> slice | Tensor:
 
 
 class Part:
-    """Rows ids: [M] of a table: [N, ...] in a file, read only when a slice of them is taken."""
+    """Rows ids: [N] of a table: [M, ...], read only when some of them are taken; several may be one row."""
 
     def __init__(self, table: Tensor, ids: Tensor) -> None:
-        self._table, self._ids = table, ids.to(table.device)
-        self.shape, self.dtype = torch.Size([len(ids), *table.shape[1:]]), table.dtype
+        self.table, self.ids = table, ids.to(table.device)
+        self.shape, self.dtype, self.device = torch.Size([len(ids), *table.shape[1:]]), table.dtype, table.device
 
-    def __getitem__(self, at: slice) -> Tensor:
-        return self._table[self._ids[at]]
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __getitem__(self, at: Any) -> Tensor:
+        rows: Tensor = self.table[self.ids[at]]
+        return rows
+
+    def separate(self) -> tuple["Part", Tensor]:
+        """The rows that differ in place, [m, ...], and [N] int64 which of them each is."""
+        rows, places = self.ids.unique(return_inverse=True)
+        return Part(self.table, rows), places
+
+
+Table = Tensor | Part  # [N, ...]
 
 
 def pieces(count: int, size: int) -> Iterator[slice]:

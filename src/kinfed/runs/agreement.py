@@ -26,7 +26,8 @@ def check_agreement(run: TrainedRun, fleet: Simulation | Distributed) -> Trained
         return run
     ids = fleet.own_ids[:: -(-len(fleet.own_ids) // CLIENTS)]
     personal = {name: values[ids.to(values.device)] for name, values in models.items() if name not in shared}
-    x, answers = fleet.answers(ids, personal, {name: models[name] for name in shared}, EXAMPLES)
+    common = {name: t for name in shared if isinstance(t := models[name], Tensor)}
+    x, answers = fleet.answers(ids, personal, common, EXAMPLES)
     with torch.no_grad():
         for i, examples, scored in zip(ids.tolist(), x.cpu(), answers.cpu(), strict=True):
             module = run.model(position=i)

@@ -17,6 +17,7 @@ from ..core.graph import Graph
 from ..core.history import History
 from ..core.layout import Layout
 from ..core.method import Roster
+from ..core.rows import Part, Table
 from ..core.seeding import tags
 from ..core.training import Training
 from ..core.trees import Axis, Role, Tree
@@ -24,7 +25,7 @@ from ..errors import UsageError, some
 from .models_file import ALL, ModelsFile
 from .run_folder import RunFolder
 
-MODEL = "model."  # arrays of a history that models.safetensors holds
+MODELS = "model.", "place."  # arrays of a history that models.safetensors holds
 
 
 class FinalState(NamedTuple):
@@ -41,15 +42,17 @@ class FinalState(NamedTuple):
         """
         progress, roster = self.progress, self.roster
         arrays, text = history.pack()
-        arrays = {name: values for name, values in arrays.items() if not name.startswith(MODEL)}
+        arrays = {name: values for name, values in arrays.items() if not name.startswith(MODELS)}
         arrays |= trees.pack(progress.server, "server.") | trees.pack(progress.state, "state.")
         arrays |= {"roster.theta": roster.theta, "roster.sizes": roster.sizes}
         arrays |= {} if roster.example_weights is None else {"roster.weights": roster.example_weights}
         arrays |= trees.pack(roster.client_statistics, "statistics.")
         if roster.graph is not None:
             arrays["roster.graph"] = roster.graph.weights
+        arrays, counts = checkpoint.drop_zeros(arrays)
         arrays, twins = _drop_repeats(arrays)
         metadata = {
+            **counts,
             "twins": json.dumps(twins),
             "history": text,
             "parts": json.dumps(list(history.kept.arrays)),
@@ -155,7 +158,8 @@ class StateFile:
         """The arrays whose names begin so. Copies: in the file a tensor may lie where products round differently."""
         with safe_open(self.folder.state, "pt") as file:
             wanted = {name: self._twins.get(name, name) for name in self._keys if name.startswith(prefixes)}
-            return {name: file.get_tensor(held).clone() for name, held in wanted.items()}
+            arrays = {name: file.get_tensor(held).clone() for name, held in wanted.items()}
+            return checkpoint.fill_zeros(arrays, file.metadata())
 
     def roster(self, layout: Layout, training: Training, seed: int) -> Roster:
         """What the server knew of its clients at the end."""
@@ -201,7 +205,7 @@ class StateFile:
         except FOREIGN as problem:
             raise self._foreign(problem) from None
 
-    def _models(self, layout: Layout, shared: Sequence[str]) -> dict[str, Tensor]:
+    def _models(self, layout: Layout, shared: Sequence[str]) -> dict[str, Table]:
         """What `write_models` has written: of each part of a model [N, ...], or [...] where all share it."""
         file = ModelsFile(self.folder.models)
 
@@ -211,7 +215,14 @@ class StateFile:
                 return layout.flatten({e.name: file.read(tensor_keys[e.name]) for e in layout.entries})
             return file.read(tensor_keys[part])
 
-        return {
-            part: read(ALL, part) if part in shared else torch.stack([read(name, part) for name in self.every_name])
-            for part in self._parts
-        }
+        owners: dict[int, str] = {}  # by mapping, the first with that model
+        for name in self.every_name:
+            owners.setdefault(id(file.keys[name]), name)
+        place = {mapping: i for i, mapping in enumerate(owners)}
+        places = torch.tensor([place[id(file.keys[name])] for name in self.every_name])
+
+        def gather(part: str) -> Table:
+            rows = torch.stack([read(name, part) for name in owners.values()])
+            return Part(rows, places) if len(rows) < len(places) else rows
+
+        return {part: read(ALL, part) if part in shared else gather(part) for part in self._parts}

@@ -6,18 +6,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import unquote
 
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ..core import checkpoint, trees
 from ..core.history import History
 from ..core.model import Model, digest_plain_tensors
+from ..core.rows import Part
 from ..core.trees import Tree
 from ..errors import UsageError
 
 STAR = "*"  # the owner, in a key, of a tensor that all share
 ALL = ""  # the same among owners, of whom one may be called *
-CHECKSUMS = "crc32"  # in the file's metadata
+CHECKSUMS, SAME = "crc32", "same"  # in the file's metadata
 UNREADABLE = (SafetensorError, OSError, RuntimeError, TypeError, LookupError)  # raised by a file of other models
 Owned = Mapping[str, Mapping[str, Tensor]]  # tensors by owner, a client or `ALL`, and name
 
@@ -25,8 +27,9 @@ Owned = Mapping[str, Mapping[str, Tensor]]  # tensors by owner, a client or `ALL
 class ModelsFile:
     """The models in a run's folder, of which each tensor is read when it is asked for.
 
-    `keys` are the names of tensors by owner, and where each is; `method` alone exports the models, if it is not "";
-    `identity` is that of the run's summary. The constructor raises what safetensors does for what cannot be read.
+    `keys` are the names of tensors by owner, and where each is, one mapping for all clients with the same model;
+    `method` alone exports the models, if it is not ""; `identity` is that of the run's summary. The constructor raises
+    what safetensors does for what cannot be read.
     """
 
     def __init__(self, path: Path) -> None:
@@ -40,6 +43,8 @@ class ModelsFile:
         for key in names:
             owner, _, tensor = key.partition("/")
             self.keys[ALL if owner == STAR else unquote(owner)][tensor] = key
+        same: dict[str, list[str]] = json.loads(about.get(SAME, "{}"))
+        self.keys |= {name: self.keys[owner] for owner, others in same.items() for name in others}
 
     def dtype(self, key: str) -> str:
         """The type of a tensor, in safetensors' words."""
@@ -79,27 +84,51 @@ class ModelsFile:
 
 
 def list_tensors(history: History, model: Model) -> Owned:
-    """The tensors of the clients' models: those that all share once, of `ALL`, and what is frozen."""
-    layout, owned = model.layout, defaultdict[str, dict[str, Tensor]](dict)
-    if history.kept.arrays:
+    """The tensors of the clients' models: those that all share once, of `ALL`, and what is frozen.
+
+    Clients with the same model have the same mapping.
+    """
+    layout, owned, names = model.layout, defaultdict[str, dict[str, Tensor]](dict), history.names
+    (arrays, shared), owners = history.kept, _find_owners(history)
+    if arrays:
         owned[ALL] |= model.frozen
-    for part, values in history.kept.arrays.items():
-        shared = part in history.kept.shared
-        for name, values_of in zip([ALL] if shared else history.names, [values] if shared else values, strict=True):
+    for part, values in arrays.items():
+        if part in shared and isinstance(values, Tensor):
+            of_owners = [(ALL, values)]
+        else:
+            of_owners = [(names[i], values[i]) for i in sorted({*owners})]
+        for name, values_of in of_owners:
             is_model = part == "theta" and values_of.numel() == layout.size
             owned[name] |= layout.tensors(values_of) if is_model else {part: values_of}
-    return owned
+    return owned | {name: owned[names[i]] for name, i in zip(names, owners, strict=True)}
+
+
+def _find_owners(history: History) -> list[int]:
+    """By client, the place of the first one with the same model."""
+    owners = torch.arange(len(history.names))
+    for table in history.kept.arrays.values():
+        if isinstance(table, Part):  # all such have the same rows in common
+            _, places = table.separate()
+            return torch.full_like(owners, len(owners)).scatter_reduce(0, places, owners, "amin")[places].tolist()
+    return owners.tolist()
 
 
 def write_models(path: Path, owned: Owned, model: Model, method: str = "", identity: str = "") -> None:
     """Write models as CLIENT/TENSOR, and what all share as */TENSOR.
 
-    A name has %2F for a slash and %25 for a percent sign, and *, if that is all of it, is %2A. With them are digests of
+    Of clients with the same mapping the first has the tensors, and `same` in the metadata lists the others by it. A
+    name has %2F for a slash and %25 for a percent sign, and *, if that is all of it, is %2A. With them are digests of
     the tensors that the model's module holds beside these, by which a reader knows the module.
     """
-    arrays = {f"{_quote(name)}/{key}": tensor for name, tensors in owned.items() for key, tensor in tensors.items()}
+    first: dict[int, str] = {}  # by mapping, its first owner
+    same = defaultdict[str, list[str]](list)
+    for name, tensors in owned.items():
+        if (owner := first.setdefault(id(tensors), name)) != name:
+            same[owner].append(name)
+    arrays = {f"{_quote(name)}/{key}": t for name in first.values() for key, t in owned[name].items()}
     plain = digest_plain_tensors(model.original)
     about = {"method": method, "identity": identity, "plain": json.dumps(plain) if plain else ""}
+    about[SAME] = json.dumps(same) if same else ""
     about[CHECKSUMS] = checkpoint.checksums(arrays)
     checkpoint.write(arrays, path, {key: text for key, text in about.items() if text})
 

@@ -71,7 +71,9 @@ class TrainedRun(Run):
         return list(self.federation.names)
 
     def personal(self, client: str) -> Tree:
-        at = self.names.index(client)
+        return self._personal_at(self.names.index(client))
+
+    def _personal_at(self, at: int) -> Tree:
         return trees.nest({name: values[at].cpu() for name, values in self.history.models.items()})
 
     def view_model(self, client: str) -> nn.Module:
@@ -146,7 +148,7 @@ class TrainedRun(Run):
         x, y, names = federation.x, federation.y, self.names
 
         def outputs(at: Tensor, i: int) -> Tensor:
-            apply = partial(model, self.personal(names[i]).theta.to(device)) if plain else self.view_model(names[i])
+            apply = partial(model, self._personal_at(i).theta.to(device)) if plain else self.view_model(names[i])
             place = device if plain else torch.device("cpu")
             return torch.cat([apply(x[part].to(place)).cpu() for part in at.split(BLOCK)])
 

@@ -6,7 +6,7 @@ which is the same in all. The first one is the leader: it alone holds the client
 
 import copy
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
@@ -22,6 +22,7 @@ from ..core.batches import Ragged
 from ..core.fleet import Evaluation
 from ..core.method import Roster
 from ..core.private.private_sums import protects_clients
+from ..core.rows import Part
 from ..core.seeding import tags
 from ..core.training import Training
 from ..core.trees import Axis, Tree
@@ -182,7 +183,7 @@ class Distributed:
 
         result = self._run_together(work)
         scores = self._gather(cohort, result and result.scores, everywhere=True)
-        own_models = self._run_together(lambda: result and dict(result.models))  # computed now if they were too large
+        own_models = self._run_together(lambda: result and _read(result.models))
         models = self._gather(cohort, own_models, everywhere=False, axes=trees.axes)
         local = result and (() if result.shares is None else (result.shares,))
         shares = self._gather(cohort, local, everywhere=True)
@@ -308,6 +309,11 @@ class _States:
         ids, states = kept[0], tree_map(lambda t: t[:], kept[1])
         place, local = self._fleet._part(ids.cpu())
         self._own.restore((local.to(self._fleet.device), tree_map(lambda t: t[place.to(t.device)], states)))
+
+
+def _read(models: Mapping[str, Tree]) -> dict[str, Tree]:
+    """Models by name, of which those that were too large to keep are computed now."""
+    return {name: tree_map(lambda t: t[:] if isinstance(t, Part) else t, model) for name, model in models.items()}
 
 
 def _sendable_view(t: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch._C._functorch import is_batchedtensor
 from torch.func import vmap
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map, tree_unflatten
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 
 from ..core import trees
 from ..core.batches import is_real
@@ -18,7 +18,7 @@ from ..core.fleet import Evaluation
 from ..core.method import Method
 from ..core.mixins import Predicts, predict
 from ..core.model import Model
-from ..core.rows import index
+from ..core.rows import Part, Table, index
 from ..core.trees import Axis, Tree
 from ..errors import UsageError, lacks_gpu_memory
 from .client_tables import Gathered
@@ -157,24 +157,24 @@ class Evaluator:
         def program(client: Client, state: Tree, received: Tree) -> Tree:
             return _split_own(name, self._method.personalise(client.restrict(), state, received)[name])[0]
 
-        files = list[RowFile]()
-
-        def make_room(count: int, like: Tensor) -> Tensor:
-            files.append(RowFile(count, like, self._folder))
-            files[-1].reserve(torch.arange(count))
-            return files[-1].table
-
-        models = Gathered(len(cohort), make_room)
+        everyone = torch.arange(len(cohort))
+        files, places_of, common = list[RowFile](), everyone.clone(), everyone[:0]
         for places in self._groups(cohort, states):
-            ids = cohort[places]
+            ids, at = cohort[places], everyone[places if isinstance(places, slice) else places.cpu()]
             if handed := strange.get(int(ids[0])):
-                personal = handed[name]
+                personal, same = tuple(rows[:1] for rows in handed[name]), at
+                repeats = len(common) and all(
+                    torch.equal(f.table[common], r.cpu()) for f, r in zip(files, personal, strict=True)
+                )
+                at = common = common if repeats else at[:1]
+                places_of[same] = common
             else:
                 personal = self._each(round, ids, program, states.take(ids), trees.pick(sent, places))
-            models.put(places if isinstance(places, slice) else places.cpu(), tree_map(Tensor.cpu, personal))
-            for file in files:
-                file.forget()
-        return _join_own(models.tree(), form)
+            files = files or [RowFile(len(cohort), rows, self._folder) for rows in personal]
+            for file, rows in zip(files, personal, strict=True):
+                file.write(at, rows.cpu())
+        repeated = not torch.equal(places_of, everyone)
+        return _join_own(tuple(Part(f.table, places_of) if repeated else f.table for f in files), form)
 
     def _groups(self, cohort: Tensor, states: States) -> Iterator[slice | Tensor]:
         """Places in the cohort, see `index`, of clients with about as many examples; of those without a state apart."""
@@ -281,7 +281,7 @@ def _split_own(name: str, personal: Tree) -> tuple[tuple[Tensor, ...], _Form]:
     return tuple(leaf for leaf, common in zip(leaves, shared, strict=True) if not common), _Form(structure, rest)
 
 
-def _join_own(leaves: tuple[Tensor, ...], form: _Form) -> Tree:
+def _join_own(leaves: tuple[Table, ...], form: _Form) -> Tree:
     """The models whose client-specific tensors, as split off by `_split_own`, are `own`: [K, ...] each."""
     tables = iter(leaves)
     return tree_unflatten([next(tables) if leaf is None else leaf for leaf in form.leaves], form.structure)

@@ -48,6 +48,12 @@ class RowFile:
         except OSError as problem:
             raise self._full(len(new), problem) from None
 
+    def write(self, ids: Tensor, rows: Tensor) -> None:
+        """Write rows: [k, ...] of ids: [k]; raises RunError if there is no room for them."""
+        self.reserve(ids)
+        self.table.index_copy_(0, ids, rows)
+        self.forget()
+
     def forget(self) -> None:
         """What was read or written is no longer in memory, but in the file."""
         self._memory.madvise(mmap.MADV_DONTNEED)

@@ -88,8 +88,12 @@ class RelationMixing(GraphMethod, Lists):
         self, roster: Roster, server: Tree, weights: Weights, unheard: Tensor, scale: Tensor | float = 1.0
     ) -> Tensor:
         """[K, d] mixtures by weights of the models times scale: [N], and their mean where K are unheard: [K] bool."""
-        theta, layout = server.theta, roster.layout
-        return weights.mix_heard(theta, layout, unheard, lambda: self.mean(roster, server, scale), scale)
+
+        def mean() -> Tensor:
+            made_of = self, *server, roster.weights, scale
+            return roster.memo.once("mean", made_of, lambda: self.mean(roster, server, scale))
+
+        return weights.mix_heard(server.theta, roster.layout, unheard, mean, scale)
 
     def send(self, roster, server, cohort):
         made_of = self.made_of(roster, server, cohort)
