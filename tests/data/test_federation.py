@@ -266,6 +266,15 @@ def test_arrays_of_every_kind_are_the_numbers_that_they_hold(change):
     assert torch.equal(mirrored.x, expected.x.flip(1))
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_mapped_file_is_used_where_it_lies(tmp_path):
+    np.save(tmp_path / "x.npy", X.numpy())
+    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
+    federation = Federation.from_arrays(mapped, Y, CLIENT)
+    assert federation.x.data_ptr() == mapped.ctypes.data
+    assert torch.equal(federation.x, X)
+
+
 @pytest.mark.parametrize("shape", [(60, 2), (60, 1, 1)])
 def test_labels_are_one_for_each_example(shape):
     x, client = np.random.default_rng(0).normal(size=(60, 4)), np.arange(60) % 3

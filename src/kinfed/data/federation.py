@@ -538,7 +538,9 @@ def tensor_of(values: ArrayLike | Tensor, name: str) -> Tensor:
             if array.dtype.kind in "biuf":  # PyTorch has neither mirrored arrays nor all of NumPy's kinds of numbers
                 kind = np.dtype(np.float64) if array.dtype == np.longdouble else array.dtype.newbyteorder("=")
                 array = np.ascontiguousarray(array, kind).reshape(array.shape)
-            tensor = torch.as_tensor(array)
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # nobody writes into a pool
+                tensor = torch.as_tensor(array)
     except (TypeError, ValueError):
         raise UsageError(f"{name} must be an array of numbers, all of its rows of one shape") from None
     if tensor.is_complex() or not tensor.ndim:
