@@ -72,8 +72,8 @@ class RelationMixing(GraphMethod, Lists):
 
     def mean(self, roster: Roster, server: Tree, scale: Tensor | float = 1.0) -> Tensor:
         """[d] the mean of the models by examples, or of the models times scale: [N]."""
-        mass = self.mass(roster, server)
-        return add_rows(mass / mass.sum() * scale, server.theta)
+        made_of, mass = (self, *server, roster.weights, scale), self.mass(roster, server)
+        return roster.memo.once("mean", made_of, lambda: add_rows(mass / mass.sum() * scale, server.theta))
 
     def weights(self, roster: Roster, server: Tree, cohort: Tensor) -> tuple[Weights, Tensor]:
         """The weights of the cohort's mixtures, and [K] bool who is sent the mean instead."""
@@ -88,12 +88,8 @@ class RelationMixing(GraphMethod, Lists):
         self, roster: Roster, server: Tree, weights: Weights, unheard: Tensor, scale: Tensor | float = 1.0
     ) -> Tensor:
         """[K, d] mixtures by weights of the models times scale: [N], and their mean where K are unheard: [K] bool."""
-
-        def mean() -> Tensor:
-            made_of = self, *server, roster.weights, scale
-            return roster.memo.once("mean", made_of, lambda: self.mean(roster, server, scale))
-
-        return weights.mix_heard(server.theta, roster.layout, unheard, mean, scale)
+        theta, layout = server.theta, roster.layout
+        return weights.mix_heard(theta, layout, unheard, lambda: self.mean(roster, server, scale), scale)
 
     def send(self, roster, server, cohort):
         made_of = self.made_of(roster, server, cohort)
