@@ -118,6 +118,11 @@ def put(table: Tensor, cohort: Tensor, rows: Tensor) -> Tensor:
     return blank(len(table), table).copy_(table).index_copy_(0, cohort, rows)
 
 
+def subtract(theta: Tensor, other: Tensor) -> Tensor:
+    """[N, d] theta: [N, d] less other: [N, d] or [d], in memory that is used again, as new memory is slow."""
+    return torch.sub(theta, other, out=blank(len(theta), theta))
+
+
 class Written:
     """The tables of a server's state that `put` writes in place while `allow` lasts, and their rows of before.
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from ..core.field_checks import CountOrZero, NonNegative
 from ..core.method import Normalisation, Params, Roster
 from ..core.mixins import Advises
-from ..core.rows import active, put, take
+from ..core.rows import active, put, subtract, take
 from ..core.trees import ModelOf, PerClient, Tree
 from ..ops.similarity import inner_by_layer, inner_listed
 from ..relations import Cosine, Relation, Sketches, Weights, list_alike, renew_directions, start_sketches
@@ -135,7 +135,7 @@ class FedAGHN(RelationMixing, Advises):
         return Params(theta), Upload(theta, held_out_grad)
 
     def aggregate(self, roster, server, cohort, uploads):
-        change = uploads.theta - self.send(roster, server, cohort).theta
+        change = subtract(uploads.theta, self.send(roster, server, cohort).theta)
         p, q = server.home[cohort], server.sharpness[cohort]
         if any(self.speeds):
             # d loss / d w_ij is the inner product of client i's gradient with client j's model, layer by layer.

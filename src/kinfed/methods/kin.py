@@ -12,7 +12,7 @@ from torch import Tensor
 from ..core.field_checks import CountOrZero, In, NonNegative
 from ..core.method import Roster
 from ..core.mixins import Admits
-from ..core.rows import active, put, take, zeros
+from ..core.rows import active, put, subtract, take, zeros
 from ..core.trees import PerClient, Tree
 from ..relations.movements import (
     Cosines,
@@ -124,7 +124,7 @@ class Kin(RelationMixing, Admits):
     def aggregate(self, roster, server, cohort, uploads):
         present = torch.zeros_like(server.trained).index_fill(0, cohort, 1)
         absent = ((server.trained > 0) & (present == 0)).nonzero().squeeze(1)
-        change = uploads.theta - self.send(roster, server, cohort).theta if len(absent) else uploads.theta
+        change = subtract(uploads.theta, self.send(roster, server, cohort).theta) if len(absent) else uploads.theta
         after = self.put(roster, server._replace(trained=server.trained + present), cohort, uploads.theta)
         for ids in absent.split(BLOCK if self.neighbours else max(1, len(absent))):
             after = self.put(roster, after, ids, self.follow(roster, after, ids, cohort, change), False)
@@ -146,8 +146,8 @@ class Kin(RelationMixing, Admits):
         if 0 < self.neighbours < len(cohort) / FEW:
             drawn = Drawn(self.neighbours, self.tau)
             near, often = drawn.find(roster, server.sketch, mass, server.trained, absent, cohort)
-        models, theirs = take(server.theta, absent), take(server.theta, cohort) - roster.theta
-        cosines = compare(layout, models - roster.theta, theirs, near, self.by_layer)
+        models, theirs = take(server.theta, absent), subtract(take(server.theta, cohort), roster.theta)
+        cosines = compare(layout, subtract(models, roster.theta), theirs, near, self.by_layer)
         logits = (cosines.values - 1) / self.tau + mass.log()[cohort if near is None else cohort[near]] + often
         own_mass = (mass[absent] * len(cohort) / len(roster)).log().expand(*logits.shape[:2])[..., None]
         weights = torch.cat([own_mass, logits], -1).softmax(-1)[..., 1:]

@@ -10,7 +10,7 @@ from ..core.client import towards
 from ..core.field_checks import NonNegative
 from ..core.method import Params, Roster
 from ..core.mixins import Advises
-from ..core.rows import put, take
+from ..core.rows import put, subtract, take
 from ..core.trees import PerClient, Tree
 from ..relations.comparisons import Comparison, Cosine, Distance
 from ..relations.neighbourhoods import Everyone, Linked, Nearest, Sketches, renew, start_sketches
@@ -76,7 +76,7 @@ class Mixture(RelationMixing, Advises):
         """[K, d] what is compared, of models theta: [K, d] and the last update of each: [K, d]."""
         if self.vectors == "updates":
             return update
-        return theta - roster.theta if self.vectors == "movements" else theta
+        return subtract(theta, roster.theta) if self.vectors == "movements" else theta
 
     def train(self, client, state, received):
         begin = received.theta if self.start_from == "mixture" else state.theta
@@ -88,7 +88,7 @@ class Mixture(RelationMixing, Advises):
         if self.vectors == "updates":
             mixed = self.start_from == "mixture"
             begin = self.send(roster, server, cohort).theta if mixed else take(server.theta, cohort)
-            change = uploads.theta - begin
+            change = subtract(uploads.theta, begin)
             update = put(update, cohort, change)
         seen = server.seen.index_fill(0, cohort, True)
         sketch = ()

@@ -13,7 +13,7 @@ from torch import Tensor
 from ..core.client import Alignment
 from ..core.field_checks import CountOrZero, NonNegative, Positive
 from ..core.method import Params, Roster
-from ..core.rows import put, take
+from ..core.rows import put, subtract, take
 from ..core.trees import ModelOf, PerClient, Tree
 from ..relations import Cosine, Everyone, Nearest, Simplex, Sketches, relate, renew, start_sketches
 from ..relations.movements import lengths_of
@@ -53,7 +53,7 @@ class PFedGraph(RelationMixing):
 
     def relate(self, roster, server, cohort):
         def take_moves(ids: Tensor) -> Tensor:
-            return take(server.theta, ids) - roster.theta
+            return subtract(take(server.theta, ids), roster.theta)
 
         among, mass = Nearest(self.neighbours) if self.neighbours else Everyone(), self.mass(roster, server)
         relation = relate(Cosine(), Simplex(self.alpha), among, roster, take_moves, mass, cohort, server.sketch)

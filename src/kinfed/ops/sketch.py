@@ -8,6 +8,7 @@ from ..core.layout import Layout
 from ..core.rows import take
 from ..core.seeding import fold
 from .inverted_file import Cells, gather_pools, take_keys
+from .similarity import PANEL
 
 SIZE = 509  # numbers in a sketch: estimated cosines are off by 1 / sqrt(509) = 0.04; a prime, so that a weight
 #             matrix's columns do not meet in one place
@@ -23,9 +24,14 @@ def count_sketch(theta: Tensor, key: Tensor, size: int) -> Tensor:
     """
     entry = torch.arange(theta.shape[-1], device=theta.device)
     place = fold(fold(key, 1), entry) % size
-    sign = 1 - 2 * (fold(fold(key, 2), entry) & 1)
-    none = theta.new_zeros(*theta.shape[:-1], size)
-    return none.scatter_add(-1, place.expand_as(theta), theta * sign)
+    sign = (1 - 2 * (fold(fold(key, 2), entry) & 1)).to(theta)
+    sketch = theta.new_zeros(*theta.shape[:-1], size)
+    if theta.ndim == 1:
+        return sketch.scatter_add(-1, place, theta * sign)
+    count = max(1, PANEL // max(1, theta.shape[-1]))
+    for rows, into in zip(theta.split(count), sketch.split(count), strict=True):
+        into.scatter_add_(-1, place.expand_as(rows), rows * sign)
+    return sketch
 
 
 def sketch_models(theta: Tensor, key: Tensor, layout: Layout) -> Tensor:

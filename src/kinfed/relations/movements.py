@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..core.layout import Layout
-from ..core.rows import take
+from ..core.rows import subtract, take
 from ..ops.mixing import mix
 from ..ops.similarity import inner_by_layer, inner_listed
 
@@ -24,7 +24,7 @@ def compare_movements(
 ) -> Cosines:
     """How models of ids: [K] have moved from an origin: [d], compared with those of theta: [N, d], or of lists."""
     if near is None:
-        moved = theta - origin
+        moved = subtract(theta, origin)
         return compare(layout, take(moved, ids), moved, None, by_layer)
     return compare(layout, take(theta, ids) - origin, theta, near, by_layer, origin)
 
