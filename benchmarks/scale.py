@@ -4,12 +4,14 @@ A client has 16 examples, drawn from one small pool. Each case runs in a process
 resident memory is its own, and its seconds are of CPU time. The part `rounds` has training rounds alone: an evaluation
 of everybody has to look at everybody. The part `whole` has runs with `kinfed.fit` that end with an evaluation and are
 saved. The part `lists` has twenty rounds with two evaluations, each method beside FedAvg in one process. The part
-`everybody` has rounds of a cohort after one of everybody. Private states in files take 25 GB of disk. Writes its parts
-of docs/evidence/scale.md; `--most 1000` stops at so many clients and writes nothing.
+`everybody` has rounds of a cohort after one of everybody, and `processes` what each of several processes holds. States
+and models in files take 1 GB of disk. Writes its parts of docs/evidence/scale.md; `--most 1000` stops at so many
+clients and writes nothing.
 """
 
 import argparse
 import json
+import os
 import platform
 import statistics
 import subprocess
@@ -20,6 +22,7 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch.utils._pytree import tree_leaves
 
@@ -35,6 +38,7 @@ from kinfed.methods.sfl import Similarity
 from kinfed.models import MODELS
 from kinfed.relations import Nearest
 from kinfed.runs import results
+from kinfed.simulation import distributed
 from kinfed.simulation.execution import Execution
 from kinfed.simulation.simulation import Simulation
 from kinfed_papers.panacea.chunks import ChunkedHeads
@@ -68,6 +72,7 @@ LARGE = [("kin", 10_000), ("kin", 100_000)]
 AFTER = ("fedavg", "kin", "pfedgraph", "fedaghn", "mixture")  # methods that keep cells, beside FedAvg
 TRAINING = Training(epochs=1, batch=16, optimiser=SGD(lr=0.01))
 POOL, EACH, ROUNDS, TWENTY = 2_000, 16, 5, 20
+SHARED, EXAMPLES = 20_000, "KINFED_SCALE_EXAMPLES"  # clients of several processes, and what names their file
 
 
 def federation(clients, shape=(3, 32, 32)):
@@ -177,7 +182,49 @@ def run_alone(*arguments):
     return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
 
 
-PARTS = {"rounds": measure_rounds, "whole": measure_whole, "lists": compare_lists, "everybody": measure_after}
+def measure_processes(name, clients, count):
+    """Of `count` processes, whose examples are a file: the MB that each has alone, and its part of what they share."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "x.npy"
+        draw = np.random.default_rng(0)
+        np.save(path, np.tile(draw.standard_normal((clients, 784), np.float32), (EACH, 1)))
+        launch = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={count}", __file__]
+        command = [*launch, "--case", f"process:{name}", str(clients)]
+        about = {**os.environ, EXAMPLES: str(path)}
+        printed = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=about).stdout
+    figures = [json.loads(line) for line in printed.splitlines()]
+    assert len(figures) == count
+    held = {key: statistics.fmean(of_one[key] for of_one in figures) for key in figures[0]}
+    return held | {"file": 4 * 784 * EACH * clients / 1e6}
+
+
+def measure_process(name, clients):
+    """MB that this process has alone, and its part of pages that several have, at most when a round is over."""
+    shares = []
+
+    def look(*_):
+        fields = [line.split() for line in Path("/proc/self/smaps_rollup").read_text().splitlines()[1:]]
+        kb = {name: int(size) for name, size, _ in fields}
+        shares.append((kb["Anonymous:"] / 1e3, kb["Pss:"] / 1e3))
+
+    x = np.load(os.environ[EXAMPLES], mmap_mode="r" if name == "mapped" else None)
+    y, owner = np.arange(len(x)) % 10, np.arange(len(x)) % clients
+    with distributed.group():
+        torch.manual_seed(0)
+        module = MODELS["mlp"]((784,), 10, hidden=(32,))
+        how = {"execution": Execution(progress=look, keep_state=False), "participation": 100 / clients}
+        fit(METHODS["fedavg"](), Federation.from_arrays(x, y, owner), module, rounds=2, training=TRAINING, **how)
+    return dict(zip(("alone", "part"), map(max, zip(*shares, strict=True)), strict=True))
+
+
+PARTS = {
+    "rounds": measure_rounds,
+    "whole": measure_whole,
+    "lists": compare_lists,
+    "everybody": measure_after,
+    "processes": measure_processes,
+    "process": measure_process,
+}
 
 
 def write_rounds(machine, most):
@@ -262,12 +309,31 @@ def write_everybody(machine, most):
                 yield f"| `{name}` | {settings} | {clients:,} | {figures['round']:.3f} | {figures['peak']:.0f} |"
 
 
+def write_processes(machine, most):
+    """The lines of the part on several processes."""
+    yield "## Several processes"
+    yield ""
+    yield f"Memory of each process of a machine, started by torchrun, when a round of FedAvg is over. {machine}"
+    yield 'The examples are a file of NumPy\'s, which is loaded, or mapped by `mmap_mode="r"`. Pages that several'
+    yield "processes have in common count in parts. For one row: `--case processes:mapped CLIENTS PROCESSES`."
+    yield ""
+    yield "| examples | clients | MB of the file | processes | MB that one has alone | with its part of common pages |"
+    yield "| --- | ---: | ---: | ---: | ---: | ---: |"
+    for name in ("loaded", "mapped"):
+        for count in (1, 2):
+            if most >= SHARED:
+                figures = run_alone(f"processes:{name}", SHARED, count)
+                cells = " | ".join(f"{figures[key]:.0f}" for key in ("alone", "part"))
+                yield f"| {name} | {SHARED:,} | {figures['file']:.0f} | {count} | {cells} |"
+
+
 WRITERS = {
     "rounds": write_rounds,
     "whole": write_whole,
     "lists": write_lists,
     "large": write_large,
     "everybody": write_everybody,
+    "processes": write_processes,
 }
 
 
