@@ -432,6 +432,32 @@ def test_a_step_of_newtons_method_never_raises_the_penalised_loss(taken_back, mo
         assert losses[-1] == pytest.approx(closure().item(), rel=0.02)
 
 
+def test_a_step_of_newtons_method_moves_no_output_much_farther_than_it_had_come(monkeypatch):
+    """Steps that leap to a million end ten beyond where outputs were, for inputs of root mean square."""
+    x, client = torch.randn(60, 2, generator=torch.Generator().manual_seed(0)).double(), torch.arange(60) % 3
+    data = Federation.from_arrays(x, (x[:, 0] > 0).long(), client)
+    train = torch.cat(list(data.rows["train"]))
+    scale = torch.cat([x[train].square().mean(0), torch.ones(1)])[:, None]  # [f, 1]
+
+    def leap(server, *how, **settings):
+        return server._replace(coefficients=server.coefficients + 1e6, centre=server.centre - 1e6)
+
+    monkeypatch.setattr(partial_pooling, "step", leap)
+    monkeypatch.setattr(partial_pooling, "step_length", lambda *pair: 1.0)
+    sizes = []
+
+    class Watched(PartialPooling):
+        def aggregate(self, roster, server, cohort, uploads):
+            server = super().aggregate(roster, server, cohort, uploads)
+            sizes.append([(part.square() * scale).sum(-2).sqrt() for part in (server.coefficients, server.centre)])
+            return server
+
+    fit(Watched(), data, linear(2, 2), rounds=2)
+    for size, expected in zip(sizes, (10.0, 30.0), strict=True):
+        for part in size:
+            torch.testing.assert_close(part, torch.full_like(part, expected))
+
+
 def test_noise_of_few_rows_is_estimated_by_those_that_a_clients_own_mean_leaves():
     """Four rows of each client and three inputs fit them exactly: noise does not shrink to 0, nor do slopes run off."""
     draw = torch.Generator().manual_seed(0)

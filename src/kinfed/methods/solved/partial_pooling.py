@@ -31,6 +31,7 @@ FARTHEST = 30.0  # steps that a leap takes at once
 SETTLED = 1e-3  # a change of coefficients that is none
 DRAWN = 3  # rounds in which the kin of clients are found; then these stay as they are, and the rest is solved
 SAME = 1e-5  # of a column that is the same in all rows of every client, in place of its variance
+FAR = 10.0  # how much farther a step of Newton's method may move an output than it has come
 STEEP = 20.0  # the largest logarithm of a count over the mean
 USUAL = 0.5  # clients of the usual variance, the geometric mean of all columns, that are added where one is estimated
 PAST = 0.5  # of the slope with which a step of Newton's method began, the largest with which it may climb at its end
@@ -180,7 +181,7 @@ class PartialPooling(Method, Explains, Advises, Solves):
         sums = Sums(*(put(table, cohort, new) for table, new in zip(server.sums, uploads, strict=True)))
         squared = not isinstance(roster.task, Classification | Counts)
         units = Units.from_sums(sums, roster.task, self.common) if self.units == "client" else None
-        begin = server.coefficients
+        begin, centre = server.coefficients, server.centre
         if not squared:
             pair = server.sums, sums
             before, after = pair if units is None else map(units.to_units, pair)
@@ -193,6 +194,8 @@ class PartialPooling(Method, Explains, Advises, Solves):
         posterior_of = choose_posterior(server.sums)
         improve = partial(step, squared=squared, common=self.common, identified=identified, posterior_of=posterior_of)
         server = settle(server, improve, steps)
+        if not squared:
+            server = _shorten_step(server, begin, centre)
         server = server._replace(sums=sums, moved=(server.coefficients - begin).abs().max())
         if self.kin and (roster.round < DRAWN or not _is_complete(server)):
             return self._draw_to_kin(server)._replace(moved=torch.full_like(server.moved, MOST))
@@ -582,6 +585,24 @@ def step_length(server: Server, before: Sums, after: Sums, cohort: Tensor) -> fl
         slopes.append(float((gradient * move).sum() + (common * shift).sum()))
     begin, end = slopes
     return max(SHORTEST, begin / (begin - end)) if 0 < -PAST * begin < end else 1.0
+
+
+def _shorten_step(server: Server, begin: Tensor, centre: Tensor) -> Server:
+    """The server with no client's output moved much farther in one step than it had come: see `FAR`.
+
+    Outputs are of inputs of usual size, and begin: [N, f, k] and centre: [f, k] are the coefficients before the step.
+    Where rows separate labels their curvature vanishes, and Newton's method leaps far beyond what they say.
+    """
+    scale = torch.stack([_scale(server.sums, k, squared=False) for k in range(centre.shape[1])], 1)  # [f, k]
+
+    def size(coefficients: Tensor) -> Tensor:
+        return (coefficients.square() * scale).sum(-2, keepdim=True).sqrt()
+
+    def shorten(before: Tensor, after: Tensor) -> Tensor:
+        farthest, move = FAR + size(before), after - before
+        return torch.where(size(move) > farthest, before + move * (farthest / size(move).clamp(min=FAR)), after)
+
+    return server._replace(coefficients=shorten(begin, server.coefficients), centre=shorten(centre, server.centre))
 
 
 def step_back(server: Server, length: float) -> Server:
