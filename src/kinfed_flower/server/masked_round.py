@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -56,31 +56,31 @@ class MaskedRound:
         head: Fields = {"experiment": invitation.fields["experiment"], "round": round}
         needed = max(self.privacy.members, math.ceil(self.quorum * len(requests)))
         offers = {name: Message(head | {"model": model}, {}) for name in requests}
-        offered = _enough("keys", ask("offer", offers, needed, _check_keys), needed)
-        keys = {name: PublicKeys.from_json(reply.fields["keys"]) for name, reply in sorted(offered.items())}
+        offered = _require(ask, "keys", "offer", offers, needed, _check_keys)
+        keys = {name: PublicKeys.from_json(reply.fields["keys"]) for name, reply in offered.items()}
         threshold = find_threshold(self.privacy.members, len(keys))
         listed = {name: public.to_json() for name, public in keys.items()}
         shares = {name: Message(head | {"keys": listed}, {}) for name in keys}
-        dealt = _enough("shares", ask("share", shares, threshold, _checks("boxes", keys)), threshold)
-        boxes = {name: dict(reply.fields["boxes"]) for name, reply in sorted(dealt.items())}
+        dealt = _require(ask, "shares", "share", shares, threshold, _checks("boxes", keys))
+        boxes = {name: dict(reply.fields["boxes"]) for name, reply in dealt.items()}
         train = {name: requests[name] for name in boxes}
         for name, request in train.items():
             request.fields["boxes"] = {sender: locked[name] for sender, locked in boxes.items()}
-        uploaded = _enough("uploads", ask("round", train, threshold, _check_upload(round, like)), threshold)
+        uploaded = _require(ask, "uploads", "round", train, threshold, _check_upload(round, like))
         masked: dict[str, Whole] = {
-            name: reply.arrays["masked"].numpy().view(np.uint64) for name, reply in sorted(uploaded.items())
+            name: reply.arrays["masked"].numpy().view(np.uint64) for name, reply in uploaded.items()
         }
         confirm = {name: Message(head | {"uploaded": [*masked]}, {}) for name in masked}
-        confirmed = _enough("confirmed", ask("confirm", confirm, threshold, _check_tags(masked)), threshold)
-        tags = {sender: reply.fields["tags"] for sender, reply in sorted(confirmed.items())}
+        confirmed = _require(ask, "confirmed", "confirm", confirm, threshold, _check_tags(masked))
+        tags = {sender: reply.fields["tags"] for sender, reply in confirmed.items()}
         reveal = {
-            name: Message(head | {"tags": {sender: sent[name] for sender, sent in tags.items() if sender != name}}, {})
+            name: Message(head | {"tags": {sender: by[name] for sender, by in tags.items() if sender != name}}, {})
             for name in tags
         }
-        revealed = _enough("revealed", ask("reveal", reveal, threshold, _check_revealed(boxes)), threshold)
+        revealed = _require(ask, "revealed", "reveal", reveal, threshold, _check_revealed(boxes))
         opened = [
             {name: bytes.fromhex(share) for name, share in reply.fields["shares"].items()}
-            for _, reply in sorted(revealed.items())
+            for reply in revealed.values()
         ]
         seeds = {name: bytes.fromhex(reply.fields["seed"]) for name, reply in revealed.items()}
         context = messages.round_digest(messages.run_digest(invitation), round, model)
@@ -93,11 +93,14 @@ class MaskedRound:
         return Opened([*masked], Reduced(tree, sum(values.nbytes for values in masked.values())))
 
 
-def _enough(what: str, replies: dict[str, Message], needed: int) -> dict[str, Message]:
-    """The replies, unless they are fewer than needed."""
+def _require(
+    ask: Ask, what: str, kind: str, requests: dict[str, Message], needed: int, check: Check
+) -> dict[str, Message]:
+    """The good replies to requests of a kind, by name in order; raises TooFew if they are fewer than needed."""
+    replies = ask(kind, requests, needed, check)
     if len(replies) < needed:
         raise TooFew(f"{len(replies)} sites gave {what} of a masked round, and {needed} must, so its sum stays closed")
-    return replies
+    return dict(sorted(replies.items()))
 
 
 def _check_keys(client: str, reply: Message) -> str:
@@ -113,14 +116,18 @@ def _checks(name: str, members: Collection[str]) -> Check:
     """A check that a reply holds bytes, as text, for each of the members."""
 
     def check(client: str, reply: Message) -> str:
-        held: Fields = reply.fields.get(name, {})
-        try:
-            good = held.keys() == {*members} and all(len(bytes.fromhex(text)) < 256 for text in held.values())
-        except (AttributeError, TypeError, ValueError):
-            good = False
+        good = _are_bytes(reply.fields.get(name), members)
         return "" if good else f"its {name} are not those of the members of this round"
 
     return check
+
+
+def _are_bytes(texts: Any, members: Collection[str]) -> bool:
+    """Whether each of the members, and nobody else, has a text of bytes."""
+    try:
+        return texts.keys() == {*members} and all(len(bytes.fromhex(text)) < 256 for text in texts.values())
+    except (AttributeError, TypeError, ValueError):
+        return False
 
 
 def _check_tags(uploaded: Collection[str]) -> Check:
@@ -130,14 +137,14 @@ def _check_tags(uploaded: Collection[str]) -> Check:
 
 def _check_revealed(members: Collection[str]) -> Check:
     """A check that a reply holds a seed, and shares of each of the members."""
-    check = _checks("shares", members)
-    check_seed = _checks("seed", ["seed"])
+    check_shares = _checks("shares", members)
 
-    def check_both(client: str, reply: Message) -> str:
-        seed = Message({"seed": {"seed": reply.fields.get("seed")}}, {})
-        return check_seed(client, seed) or check(client, reply)
+    def check(client: str, reply: Message) -> str:
+        if not _are_bytes({client: reply.fields.get("seed")}, [client]):
+            return "its seed is no text of bytes"
+        return check_shares(client, reply)
 
-    return check_both
+    return check
 
 
 def _check_upload(round: int, like: Tree) -> Check:
