@@ -17,6 +17,7 @@ FEW = 30  # names that an error may list
 SHOWN = 8  # of them in a sentence
 NO_GPU_MEMORY = "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED", "CUDA error: out of memory"
 NO_MEMORY = "DefaultCPUAllocator: "  # how PyTorch begins to say it of the machine's own
+CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")  # and what turns text around
 LONG = 80  # an error repeats a word of up to this many letters without a space or slash
 
 
@@ -51,7 +52,7 @@ class _OneLine(Exception):
         super().__init__(" ".join(line.strip() for line in str(message).splitlines()))
 
     def __str__(self) -> str:
-        return short(super().__str__())
+        return printable(short(super().__str__()))
 
 
 class UsageError(_OneLine, ValueError):
@@ -71,6 +72,11 @@ class RunError(_OneLine, RuntimeError):
 
 class DataError(RunError):
     """A run could not begin because its data cannot be read; the message says why. Exit code 1."""
+
+
+def printable(text: str) -> str:
+    """Text whose control characters are U+FFFD, as a terminal would obey them; ends of lines and tabs stay."""
+    return CONTROLS.sub("\ufffd", text)
 
 
 def short(text: str) -> str:

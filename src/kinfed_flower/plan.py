@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, is_dataclass
 from typing import Annotated, Any, Literal
@@ -175,7 +176,10 @@ def with_method(planned: Plan, name: str, **flower: Any) -> Plan:
     """The plan of another method for the same sites, with nothing beside it; what is frozen stays frozen."""
     table = {key: value for key, value in planned.table.items() if key != "code"}
     method = {"name": name, "frozen": table["method"].get("frozen", [])}
-    return resolve({**table, "method": method, "flower": table["flower"] | {"graph": "", "beside": []} | flower})
+    deployment = table["flower"] | {"graph": "", "beside": []} | flower
+    if (masks := planned.learning.training.masks) is not None:  # a site knows no deployment
+        deployment |= {"clients": max(masks.members, deployment["clients"])}
+    return resolve({**table, "method": method, "flower": deployment})
 
 
 def describe_task(task: Task) -> dict[str, Any]:
@@ -190,7 +194,11 @@ def describe_task(task: Task) -> dict[str, Any]:
 
 def read_task(described: dict[str, Any]) -> Task:
     """The task that was described."""
-    name = described.get("name")
+    name, numbers = described.get("name"), [*described.values()]
+    for part in [part for part in numbers if isinstance(part, list)]:
+        numbers += part
+    if any(isinstance(number, float) and not math.isfinite(number) for number in numbers):
+        raise UsageError(f"a task has finite numbers; got {json.dumps(described):.80}")
     if name == "Classification" and isinstance(described.get("classes"), int) and described["classes"] > 0:
         selects = "loss" if described.get("selects") == "loss" else ""
         return Classification(described["classes"], by_class=described.get("by_class") is True, selects=selects)

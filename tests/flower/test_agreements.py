@@ -3,6 +3,7 @@
 import copy
 import json
 import random
+import re
 import threading
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'kinfed[flower]'")
 
 from kinfed.cli import main
+from kinfed.errors import RunError, UsageError
 from kinfed_flower import plan
 from kinfed_flower.programs import node
 from kinfed_flower.programs.site_check import Here
@@ -21,6 +23,7 @@ from kinfed_flower.site.agreements import REPEATED, agree
 from kinfed_flower.site.gateway import Gateway
 from kinfed_flower.site.policy import Policy, passes
 from kinfed_flower.site.site import Site
+from kinfed_flower.site.site_cohort import computing
 from kinfed_flower.site.site_reading import Reading
 from kinfed_flower.wire.messages import Message
 
@@ -385,3 +388,116 @@ def test_a_hundred_lies_in_an_agreed_run_end_in_a_line_and_within_its_limit(ward
     assert trained <= 4 + REPEATED
     assert "Traceback" not in capsys.readouterr().err
     assert torch.is_tensor(next(iter(sent["join"][0].arrays.values())))
+
+
+def put(*path_and_value):
+    """A change of a message: a value at a path in its fields."""
+    *path, last, value = path_and_value
+
+    def change(message):
+        here = message.fields
+        for part in path:
+            here = here[part]
+        here[last] = value
+
+    return change
+
+
+@computing()
+def fail(problem, cause=None):
+    raise problem from cause
+
+
+def test_what_a_server_is_told_of_an_error_says_nothing_of_rows():
+    """Executors quote the error of a client's program, which may quote a label or a cell."""
+    error = IndexError("Target 17 is out of bounds")
+    for problem, cause in ((error, None), (RunError(f"round 1: client west: IndexError: {error}"), error)):
+        with pytest.raises(UsageError, match=f"{COMPUTED} .IndexError.") as refusal:
+            fail(problem, cause)
+        assert "17" not in str(refusal.value)
+    with pytest.raises(RunError, match="round 3: training diverges"):
+        fail(RunError("round 3: training diverges"))
+    with pytest.raises(RunError, match="memory is too small"):
+        fail(RunError("the device's memory is too small"), RuntimeError("of 17 bytes"))
+
+
+def repeat(*path):
+    """A change of a message: an entry of a list twice."""
+
+    def change(message):
+        here = message.fields
+        for part in path:
+            here = here[part]
+        here.append(copy.deepcopy(here[0]))
+
+    return change
+
+
+USED = "what the server says of the columns cannot be used"
+DESCRIBED = "the server's description of the columns cannot be used"
+INPUTS = "description", "inputs"
+COMPUTED = "the method cannot compute with what the server sent"
+
+
+@pytest.mark.parametrize(
+    ("kind", "lie", "why"),
+    [
+        ("describe", put("agreed", "inputs", 0, ""), USED),
+        ("describe", put("agreed", "inputs", 0, [["age"], "number"]), USED),
+        ("describe", put("agreed", "inputs", 0, ["age", "\x1b[2J"]), USED),
+        ("describe", put("agreed", "inputs", "ab"), USED),
+        ("describe", repeat("agreed", "inputs"), USED),
+        ("describe", put("agreed", "inputs", 0, ["sick", "number"]), "asked for a column that stays at the site"),
+        ("describe", put("agreed", "targets", ["age"]), r"it predicts sick \(--target\)"),
+        ("describe", put("agreed", "targets", "sick"), USED),
+        ("describe", put("agreed", "classes", ["1"]), "the server leaves out classes that this site has"),
+        ("describe", put("agreed", "classes", ["0", "1", "1"]), USED),
+        ("describe", put("agreed", "classes", []), USED),
+        ("describe", put("agreed", "classes", 0, None), USED),
+        ("describe", put("agreed", "counts", float("nan")), USED),
+        ("describe", put("plan", "ledger"), "its operator has not agreed to this plan"),
+        ("describe", put("plan", "run old"), "its operator has not agreed to this plan"),
+        ("join", put("agreed", "inputs", 1, [None]), DESCRIBED),
+        ("join", put("agreed", "classes", ["0"]), DESCRIBED),
+        ("join", put(*INPUTS, 0, "deviation", []), DESCRIBED),
+        ("join", put(*INPUTS, 0, "deviation", 0), DESCRIBED),
+        ("join", put(*INPUTS, 0, "deviation", -1.0), DESCRIBED),
+        ("join", put(*INPUTS, 0, "mean", float("nan")), DESCRIBED),
+        ("join", put(*INPUTS, 0, "mean", 10**400), DESCRIBED),
+        ("join", put(*INPUTS, 0, "median", float("inf")), DESCRIBED),
+        ("join", put(*INPUTS, 0, "missing", [1, 2]), DESCRIBED),
+        ("join", put(*INPUTS, 0, "missing", True), DESCRIBED),
+        ("join", put(*INPUTS, 1, "categories", ["kind-1", "kind-1"]), DESCRIBED),
+        ("join", repeat(*INPUTS), DESCRIBED),
+        ("join", lambda message: message.fields["description"]["inputs"].reverse(), DESCRIBED),
+        ("join", put("description", "targets", []), DESCRIBED),
+        ("join", put("description", "targets", 0, "classes", ["1", "0"]), DESCRIBED),
+        ("join", put("description", "clients", {"west": {"age": {"mean": 0, "deviation": 0, "median": 0}}}), DESCRIBED),
+        ("join", put("task", {"name": "Regression", "mean": [float("nan")], "deviation": [1.0]}), "finite numbers"),
+        ("join", lambda message: message.arrays.update(theta=message.arrays["theta"].long()), "is torch.int64"),
+        ("round", put("train", {"a": {}}), COMPUTED),
+        ("round", put("train", ["tuple"]), COMPUTED),
+        ("round", put("train", ["kinfed.core.tasks:Classification", None]), "structure that this version"),
+    ],
+)
+def test_what_a_server_makes_up_is_refused_in_a_line_and_leaves_no_mark(ward, tmp_path, capsys, kind, lie, why):
+    """Nothing is computed, what is said is no fault of the site's file, and the honest message is answered after it."""
+    sent = honest(ward, tmp_path)
+    site, said = ward(folder="other")
+    agree([planned()], site.folder)
+    path, kinds = tmp_path / "other" / "west.agreed.json", ("hello", "describe", "join", "round")
+    agreed = json.loads(path.read_text())  # with what else lies there: a note of a ledger, a run of another policy
+    others = {"ledger": {"id": "0", "count": 1}, "run old": next(iter(agreed.values()))}
+    path.write_text(json.dumps(agreed | others))
+    for before in kinds[: kinds.index(kind)]:
+        assert "refused" not in site.reply(before, sent[before][0]).fields
+    message = copy.deepcopy(sent[kind][0])
+    lie(message)
+    said.clear()
+    reply = site.reply(kind, message)
+    assert re.search(why, reply.fields["refused"]), reply.fields
+    assert not reply.arrays
+    assert len(said) == 1
+    assert "\n" not in said[0]
+    assert "Traceback" not in capsys.readouterr().err
+    assert "refused" not in site.reply(kind, sent[kind][0]).fields

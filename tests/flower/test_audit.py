@@ -109,3 +109,35 @@ def test_a_log_whose_last_line_is_damaged_is_not_continued(log):
     log.write_bytes(log.read_bytes()[:-20] + b"\n")
     with pytest.raises(RunError, match="line 3: it is not what was written there"):
         AuditLog(log)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"[" * 100_000 + b"\n",
+        b"{}\n",
+        b'{"hash": "0"}\n',
+        b"null\n",
+        b"\x00" * 50 + b"\n",
+        json.dumps({"before": audit_file.FIRST, "hash": audit_file.hash_of({"before": audit_file.FIRST})}).encode(),
+    ],
+    ids=["nested", "empty", "hash alone", "null", "zeros", "right hash of nothing"],
+)
+def test_a_line_that_is_no_message_is_named(log, line, capsys):
+    log.write_bytes(line + log.read_bytes())
+    assert main(["flower", "log", str(log)]) == 1
+    said = capsys.readouterr().err
+    assert "line 1: it is not what was written there" in " ".join(said.split())
+    assert "Traceback" not in said
+
+
+def test_names_in_a_log_cannot_draw_on_the_terminal(tmp_path, capsys):
+    path = audit_file.of_site(tmp_path, "ann")
+    counts = {"statistics": {"ward": {"kind": "category", "counts": {"\x1b[2Jward": 9}, "others": 0, "missing": 0}}}
+    AuditLog(path, with_fields=True).note(
+        "sent", "\x1b]0;hub", "\x9bhello", Message({"rows": 9, **counts, "\x07": 1}, {})
+    )
+    assert main(["flower", "log", str(path)]) == 0
+    out = capsys.readouterr().out
+    assert "ward (9)" in out
+    assert not {*"\x1b\x07\x9b"} & {*out}

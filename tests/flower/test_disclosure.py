@@ -63,7 +63,8 @@ def invite(site, experiment="e", **raw):
     planned = plan.resolve({"rounds": 1, "method": "fedavg", "model": "linear", **raw})
     own = {"kind": "number", "mean": 0.0, "deviation": 1.0, "median": 0.0, "missing": 0}
     inputs = [own | {"name": name} for name in ("age", "stay")]
-    described = {"client": "", "inputs": inputs, "targets": [], "clients": {}, "formats": {}, "dropped": []}
+    targets = [{"name": "sick", "classes": ["0", "1"]}]
+    described = {"client": "", "inputs": inputs, "targets": targets, "clients": {}, "formats": {}, "dropped": []}
     model = planned.model((2,), 2)
     words = {
         "experiment": experiment,
@@ -96,7 +97,8 @@ def test_a_server_cannot_compute_rows_from_the_differences_of_descriptions(hospi
 def test_neither_other_classes_nor_a_new_experiment_draw_other_rows(hospital):
     site, _ = hospital()
     assert "refused" not in describe(site)
-    assert "other rows of the same" in describe(site, classes=["1"])["refused"]
+    assert "the server leaves out classes that this site has" in describe(site, classes=["1"])["refused"]
+    assert "other rows of the same" in describe(site, classes=None)["refused"]
     assert "refused" not in invite(site)
     assert "refused" not in invite(site, "another")
     assert "has answered for seed 0" in invite(site, "third", seed=1)["refused"]

@@ -2,19 +2,22 @@
 
 import json
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
+from kinfed import __version__
 from kinfed.core.method import AveragedParams, SharedParams
 from kinfed.core.private.privacy import Privacy, noise_for
 from kinfed.core.private.private_training import SecretLots
 from kinfed.errors import RunError, UsageError
 from kinfed.report.page.html_page import page
 from kinfed_flower import plan
+from kinfed_flower.masking.fixed_point import FixedPoint
 from kinfed_flower.masking.member import Member
-from kinfed_flower.masking.upload_numbers import find_largest, flatten_upload, read_sum
+from kinfed_flower.masking.upload_numbers import check_digits, find_largest, flatten_upload, read_sum
 from kinfed_flower.programs.site_check import Here
 from kinfed_flower.server.server import serve
 from kinfed_flower.site.gateway import Gateway, split_by_client
@@ -23,9 +26,10 @@ from kinfed_flower.site.policy import Policy
 from kinfed_flower.site.site import Site
 from kinfed_flower.site.site_reading import Reading
 from kinfed_flower.wire import keys
-from kinfed_flower.wire.messages import Failure
+from kinfed_flower.wire.messages import Failure, Message
 
 NAMES = [f"site{i}" for i in range(10)]
+JOINING = {"task": {"name": "Classification", "classes": 2}, "shape": [6], "outputs": 2, "layout": ""}
 
 
 class Network(Here):
@@ -338,6 +342,50 @@ def test_plans_whose_masks_could_not_hold_are_refused(settings, why):
     with pytest.raises(UsageError, match=why) as problem:
         planned(**settings)
     assert "\n" not in str(problem.value)
+
+
+@pytest.mark.parametrize(
+    ("privacy", "why"),
+    [
+        ({"epsilon": 2.0, "unit": "client", "clip": 1e-320}, "too small for a masked sum"),
+        ({"largest": 1e18}, "leaves no digits for the sum"),
+        ({"largest": 4e9}, r"privacy\.rows=1,000,000 leave too few digits for a mean over sites of 10 rows"),
+        ({"rows": 2**31 - 1, "largest": 1e6}, "leave too few digits"),
+    ],
+)
+def test_a_plan_whose_masks_leave_too_few_digits_is_refused_by_server_and_site(tmp_path, privacy, why):
+    network = Network(make_sites(tmp_path))
+    with pytest.raises(UsageError, match=why):
+        run(tmp_path, network, planned(privacy=privacy))
+    assert not network.seen
+    table = planned(privacy=privacy).table
+    reply = network.sites[0].reply(
+        "join", Message({"experiment": "e", "kinfed": __version__, **JOINING, "table": table}, {})
+    )
+    assert re.search(why, reply.fields["refused"])
+
+
+def test_a_plan_at_the_limit_of_its_digits_keeps_the_mean():
+    """Of sites of ten rows, whose share in the sum is the least; the limit is where rounding moves a mean by 1e-4."""
+    privacy = Privacy(masked=True, members=5, largest=2.0**29, rows=20_000)
+    check_digits(privacy, 3)
+    with pytest.raises(UsageError, match="too few digits"):
+        check_digits(replace(privacy, largest=2.0**38), 3)
+    form = FixedPoint(privacy.largest, 5)
+    theta = torch.linspace(-0.3, 0.3, 50, dtype=torch.float64)
+    sent, uploads = SharedParams(theta * 0), [AveragedParams(theta + i) for i in range(5)]
+    total = sum(form.encode(flatten_upload(privacy, 3, sent, upload, 10.0)) for upload in uploads)
+    mean = read_sum(privacy, 3, sent, uploads[0], form.decode(total)).theta
+    torch.testing.assert_close(mean, theta + 2, rtol=0, atol=1e-4)
+
+
+def test_masked_sites_compare_with_what_they_could_do_alone_and_with_fedavg(tmp_path):
+    """A site knows nothing of the server's deployment, and fewer sites may be left for FedAvg than began."""
+    network = Network(make_sites(tmp_path))
+    summary, lines = run(tmp_path, network, planned("scaffold", rounds=1, beside=["local", "fedavg"]))
+    assert not [m for _, kind, way, m in network.seen if (kind, way) == ("verdict", "come") and "refused" in m.fields]
+    assert summary.verdict["over"]["alone"]["mean"] is not None
+    assert (tmp_path / "run" / "beside" / "fedavg" / "summary.json").exists(), lines
 
 
 def test_a_draw_of_too_few_sites_is_refused(tmp_path):

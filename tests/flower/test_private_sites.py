@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 
 import numpy as np
 import pytest
@@ -15,10 +16,11 @@ from kinfed_flower import plan
 from kinfed_flower.programs.site_check import Here
 from kinfed_flower.server.server import serve
 from kinfed_flower.site.drawn_rows import Withheld
-from kinfed_flower.site.ledger import Ledger
+from kinfed_flower.site.ledger import Ledger, seal
 from kinfed_flower.site.policy import Policy
 from kinfed_flower.site.site import Site
 from kinfed_flower.site.site_reading import Reading
+from kinfed_flower.wire.transport import pack, unpack
 
 pytest.importorskip("dp_accounting")
 EPSILON = 8.0
@@ -50,6 +52,52 @@ def test_sites_train_with_noise_and_send_neither_scores_nor_statistics(trial):
     read = parse_summary(text, "a file")
     assert math.isnan(read.scores["shared"]["mean"])
     assert to_json(read.to_dict()) == text
+
+
+@pytest.mark.parametrize(
+    "claim",
+    [
+        5,
+        None,
+        {"noise": 1.0},
+        {"noise": "much", "steps": 1, "spent": 1.0, "budget": 8.0},
+        {"noise": 1.0, "steps": None, "spent": 1.0, "budget": 8.0},
+        {"noise": 1.0, "steps": 10**400, "spent": 1.0, "budget": 8.0},
+        {"noise": 1.0, "steps": 1, "spent": math.nan, "budget": 8.0},
+        {"noise": 1.0, "steps": 1, "spent": 1.0, "budget": math.inf},
+        {"noise": 1.0, "steps": 1, "spent": -1.0, "budget": 8.0},
+        {"noise": [1.0], "steps": 1, "spent": 1.0, "budget": 8.0},
+    ],
+)
+def test_a_made_up_ledger_ends_no_run_and_is_named(trial, claim):
+    begun = run(trial, rounds=2)
+
+    def lie(answer):
+        message = unpack(answer.content)
+        answer.content = pack(message._replace(fields=message.fields | {"privacy": claim}))
+        return answer
+
+    begun.grid.faults = {("b", 1): lie, ("b", 2): lie}
+    summary = begun.serve()
+    assert [line for line in begun.lines if line == "ignored what client b says of its ledger: it cannot be read"]
+    spent = dict(zip(summary.clients.names, summary.privacy["spent"], strict=True))
+    assert spent.pop("b") == 0
+    assert min(spent.values()) > 0
+    status = json.loads((begun.folder / "out" / "status.json").read_text(), parse_constant=pytest.fail)
+    assert status["sites"]["d"]["spent"] == pytest.approx(spent["d"])
+
+
+def test_without_a_budget_nothing_is_said_of_one(trial):
+    begun = trial("fedavg", linked=False, rounds=1)
+
+    def lie(answer):
+        message = unpack(answer.content)
+        answer.content = pack(message._replace(fields=message.fields | {"privacy": {"spent": 0.1}}))
+        return answer
+
+    begun.grid.faults = {("b", 1): lie}
+    assert begun.serve().privacy is None
+    assert not [line for line in begun.lines if "ledger" in line]
 
 
 def asked(trial, name, kind="round"):
@@ -131,7 +179,7 @@ def test_a_larger_budget_in_the_policy_lets_it_go_on(trial):
     assert EPSILON < max(summary.privacy["spent"]) < 2 * EPSILON
 
 
-@pytest.mark.parametrize("lost", ["gone", "damaged", "older", "emptied", "another"])
+@pytest.mark.parametrize("lost", ["gone", "damaged", "older", "emptied", "shortened", "another"])
 def test_a_ledger_that_is_not_whole_is_a_refusal(trial, lost):
     begun = run(trial, rounds=5)
     begun.serve()
@@ -142,11 +190,13 @@ def test_a_ledger_that_is_not_whole_is_a_refusal(trial, lost):
     elif lost == "damaged":
         path.write_text("{")
     elif lost == "older":
-        path.write_text(json.dumps(kept | {"count": kept["count"] - 1}))
+        path.write_text(json.dumps(seal(kept | {"count": kept["count"] - 1})))
     elif lost == "emptied":
-        path.write_text(json.dumps(kept | {"runs": [{"run": "x"}]}))
+        path.write_text(json.dumps(seal(kept | {"runs": []})))
+    elif lost == "shortened":
+        path.write_text(json.dumps(kept | {"runs": [kept["runs"][0] | {"steps": 1}]}))
     else:
-        path.write_text(json.dumps(kept | {"id": "0" * 16}))
+        path.write_text(json.dumps(seal(kept | {"id": "0" * 16})))
     (begun.folder / "any.toml").write_text('runs = "any"\nepsilon = 900.0')
     begun.policy = Policy(runs="any", epsilon=900.0)
     assert "restore it from a backup" in ask_more(begun, round=5)["refused"]
@@ -192,6 +242,23 @@ def test_a_ledger_counts_before_and_refuses_without_counting(tmp_path):
         book.spend("other", steps._replace(noise=1.0), privacy, 2.0)
     assert book.read() == before
     assert Ledger(tmp_path / "b").read() == {}
+
+
+def test_copies_of_a_ledger_are_seen_unless_all_of_the_state_is_copied(tmp_path):
+    """As docs/privacy.md says: the notes of an older backup are as old as its ledger."""
+    privacy, steps = Privacy(epsilon=EPSILON), NoisedSteps(0.5, 3.0, 2)
+    state, backup = tmp_path / "state", tmp_path / "backup"
+    Ledger(state / "d").spend("run", steps, privacy, EPSILON)
+    shutil.copytree(state, backup)
+    spent = Ledger(state / "d").spend("run", steps, privacy, EPSILON)["spent"]
+    for lost in (["d.privacy.json"], ["d.privacy.json", "d.agreed.json"], ["d.privacy.json", "d/ledger.json"]):
+        copied = tmp_path / "-".join(lost).replace("/", "-")
+        shutil.copytree(state, copied)
+        for name in lost:
+            shutil.copy(backup / name, copied / name)
+        with pytest.raises(RunError, match=r"an older copy; restore it from a backup"):
+            Ledger(copied / "d").spend("run", steps, privacy, EPSILON)
+    assert Ledger(backup / "d").spend("run", steps, privacy, EPSILON)["spent"] == spent
 
 
 def test_labels_decide_no_rows_place(trial):

@@ -180,7 +180,10 @@ def test_it_joins_only_what_it_runs_itself(site, invitation):
     other = Message(invitation.fields | {"shape": [7]}, invitation.arrays)
     assert "an example is [6] here but [7] at other sites" in site.reply("join", other).fields["refused"]
     other = invitation._replace(arrays={"theta": torch.zeros(9)})
-    assert "the server's model has 9 numbers, but this site's has 53" in site.reply("join", other).fields["refused"]
+    assert (
+        "the server's model cannot be used: theta is torch.float32 [9], not torch.float32 [53]"
+        in site.reply("join", other).fields["refused"]
+    )
     other = invitation._replace(arrays={"theta": invitation.arrays["theta"] * torch.nan})
     assert "theta holds NaN or infinity" in site.reply("join", other).fields["refused"]
     other = Message(invitation.fields | {"layout": "another"}, invitation.arrays)
@@ -191,9 +194,7 @@ def test_it_joins_only_what_it_runs_itself(site, invitation):
     assert "allows 10,000,000 parameters" in site.reply("join", other).fields["refused"]
     other = Message(invitation.fields | {"shape": "six"}, invitation.arrays)
     assert "the server's shape must be list; got 'six'" in site.reply("join", other).fields["refused"]
-    assert (
-        "the server's message lacks the model" in site.reply("join", invitation._replace(arrays={})).fields["refused"]
-    )
+    assert "it lacks theta" in site.reply("join", invitation._replace(arrays={})).fields["refused"]
     assert not list(Path(site.folder).glob("*/*"))
     assert site.reply("round", request(invitation)).fields == {"client": "d", "join": True}
 

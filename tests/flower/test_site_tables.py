@@ -752,7 +752,6 @@ def asked(tmp_path):
     [
         {"inputs": [["a", "number"], ["word", "category"]]},
         {"inputs": [["when", "date"]]},
-        {"targets": ["b"], "classes": None},
     ],
 )
 def test_a_server_that_asks_for_what_a_site_leaves_out_is_refused(asked, agreed):
@@ -760,6 +759,14 @@ def test_a_server_that_asks_for_what_a_site_leaves_out_is_refused(asked, agreed)
     assert reply.keys() == {"client", "refused"}
     assert reply["refused"].endswith(f"its file cannot be used: {Fault.WITHHELD}; its own screen says more")
     assert "which stays here (--ignore, --time, --group, --weight)" in said[0]
+
+
+def test_a_server_that_asks_for_another_target_is_refused(asked):
+    reply, _ = asked(Reading("y", ignore=["word", "b"], time="when"), targets=["b"], classes=None)
+    assert reply == {
+        "client": "d",
+        "refused": "it predicts y (--target), and the server asks for other targets",
+    }
 
 
 def test_numbers_that_are_categories_elsewhere_are_told_only_where_many_rows_have_them(asked):

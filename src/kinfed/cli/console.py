@@ -8,6 +8,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ..errors import printable
+
 if TYPE_CHECKING:
     from ..report.tables.text_table import Grid
 
@@ -15,7 +17,7 @@ WIDEST = 1000  # characters of a table
 
 
 class Literal(Console):
-    """A console that shows text as it is: [red] and :o: may be parts of a folder's name.
+    """A console that shows text as it is: [red] and :o: may be parts of a folder's name, but no control character.
 
     What is printed with `soft_wrap` may hold a path or a command to copy, so its words are never broken: a terminal
     wraps it between words, and a file or a pipe is given it as one line. A table is as wide as its words and numbers
@@ -27,6 +29,7 @@ class Literal(Console):
 
     def print(self, *objects: Any, soft_wrap: bool | None = None, **how: Any) -> None:
         """Print as rich does, except what does not fit."""
+        objects = tuple(printable(text) if isinstance(text, str) else text for text in objects)
         if soft_wrap and self.is_terminal:
             objects = tuple(self._wrap(text) for text in objects)
         for table in objects:

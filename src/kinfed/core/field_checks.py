@@ -19,7 +19,7 @@ import tokenize
 import types
 import typing
 from ast import AnnAssign, AsyncFunctionDef, ClassDef, FunctionDef, Name, arg, parse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from functools import cache
 from numbers import Integral, Real
@@ -168,6 +168,8 @@ def describe_kind(kind: Any) -> str:
         return f"one of {listed}" if len(values) > 1 else listed
     if _inner(base):
         return "a list"
+    if typing.get_origin(base) in (dict, Mapping):
+        return "a table"
     if isinstance(base, type):
         return f"'{name_of(base)}'" if is_dataclass(base) else "'FILE.py:NAME'"
     return str(base)
@@ -234,6 +236,8 @@ def _is(value: Any, kind: Any) -> bool:
         return any(value == choice and type(value) is type(choice) for choice in typing.get_args(kind))
     if _inner(kind):
         return isinstance(value, list | tuple)
+    if typing.get_origin(kind) in (dict, Mapping):
+        return isinstance(value, Mapping)
     if isinstance(kind, type):
         if getattr(kind, "_is_protocol", False):  # an object of one's own
             return not isinstance(value, bool | int | float | str | list | tuple | dict | None)

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from kinfed.errors import UsageError
 
 Whole = NDArray[np.uint64]
+MOST = 1000  # bits of a fraction: a power of two that a double can hold
 SIGNED = 62  # bits for the sum, so that half of the range stays free
 
 
@@ -18,6 +19,8 @@ class FixedPoint:
         """Raises UsageError for numbers so large that no bit is left for their fractions."""
         self.largest, self.members = largest, members
         self.bits = SIGNED - math.ceil(math.log2(members * largest))  # of the fraction; negative steps are refused
+        if self.bits > MOST:
+            raise UsageError(f"numbers of at most {largest:.3g} in size are too small for a masked sum; scale them up")
         if self.bits < 1:
             raise UsageError(
                 f"privacy.largest is {largest:g}, which leaves no digits for the sum of {members:,} clients; lower it"

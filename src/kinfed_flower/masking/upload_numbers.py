@@ -14,6 +14,9 @@ from kinfed.core.private.private_training import SecretLots
 from kinfed.core.trees import Tree
 from kinfed.errors import UsageError
 
+from .fixed_point import FixedPoint
+
+FEW, ROUNDING = 10, 1e-4  # training rows of a small site, and what of its mean may be lost
 FARTHEST = 18  # deviations: no normal number of `SecretLots` lies farther from 0
 Numbers = NDArray[np.float64]
 
@@ -76,6 +79,20 @@ def read_sum(privacy: Privacy, rounds: int, sent: Tree, like: Tree, total: Numbe
             values = values + _as_double(origins[name]) if noised else values
         given[name] = values.to(t.dtype) if t.is_floating_point() else values.round().to(t.dtype)
     return trees.unpack(given, like)
+
+
+def check_digits(privacy: Privacy, rounds: int) -> None:
+    """Raise UsageError if fixed point leaves so few digits that rounding moves a mean by more than `ROUNDING`.
+
+    Of a mean each site uploads its share, which is least if sites have few rows and the plan allows many. The noise of
+    clients that are protected is far larger than their rounding.
+    """
+    form = FixedPoint(find_largest(privacy, rounds), privacy.members)
+    if not find_share(privacy, rounds) and 2.0**-form.bits * privacy.rows / (2 * FEW) > ROUNDING:
+        raise UsageError(
+            f"privacy.largest={privacy.largest:g} and privacy.rows={privacy.rows:,} leave too few digits for a mean "
+            f"over sites of {FEW} rows, which rounding would move by more than {ROUNDING:g}; lower one of them"
+        )
 
 
 def count_numbers(like: Tree) -> int:

@@ -30,7 +30,6 @@ from .nodes import LARGEST
 from .shape_inference import DryRun
 
 SKIPS = 3  # rounds in a row without enough good uploads, after which a run ends
-LEDGER = ("noise", "steps", "spent", "budget")  # what a site says of its ledger of privacy
 NORMS = 20  # earlier uploads with whose norms new ones are compared
 
 
@@ -320,8 +319,11 @@ class FlowerFleet:
             back = self.broker.request("join", again)
             replies |= self.broker.request(kind, {name: requests[name] for name in back}, problem=problem)
         for name, reply in replies.items():
-            if isinstance(spent := reply.fields.get("privacy"), dict):
-                self.notes.spent[name] = {key: float(spent.get(key, math.nan)) for key in LEDGER}
+            if self.planned.learning.training.noise and "privacy" in reply.fields:
+                try:
+                    self.notes.spent[name] = validation.read_ledger(reply.fields["privacy"])
+                except (LookupError, TypeError, ValueError, OverflowError):
+                    self.broker.log(f"ignored what client {name} says of its ledger: it cannot be read")
             if "scores" in reply.fields:
                 try:
                     scores = validation.read_scores(reply.fields["scores"], self.notes.keys, self.dry_run.task)

@@ -36,6 +36,7 @@ from kinfed.runs.trackers import track_run
 from kinfed.verdict.verdict import Verdict
 
 from .. import plan
+from ..masking.upload_numbers import check_digits
 from ..plan import Plan
 from ..wire import audit_file, messages
 from ..wire.audit import AuditedTransport, AuditLog
@@ -80,7 +81,9 @@ def serve(
     what any run's folder holds, except models and private states: these stay at the sites. Raises UsageError for
     requests that cannot work and RunError if too few sites take part; the checkpoint of the last round is kept.
     """
-    deployment = planned.deployment
+    deployment, privacy = planned.deployment, planned.learning.training.masks
+    if privacy is not None:
+        check_digits(privacy, planned.learning.rounds.count)
     (folder := RunFolder(out)).create()
     with only_process(out, log):
         if folder.is_finished:  # by a process that has ended meanwhile

@@ -21,6 +21,7 @@ from kinfed.errors import UsageError
 from ..wire.messages import Fields
 
 CLASSES, TIMES = 1000, 10  # classes are believed up to so many, or so many times the median of the others'
+LEDGER = ("noise", "steps", "spent", "budget")  # what a site says of its ledger of privacy
 MOST = 100_000  # classes that are believed however many others have: a model for more could fill the memory
 
 
@@ -139,6 +140,16 @@ def read_scores(rows: Any, keys: Iterable[Key], task: Task) -> dict[Key, float]:
         if not math.isnan(value) and not least <= value <= most:
             raise ValueError(f"{metric} is {value}")
     return {key: scores[key] for key in keys if key in scores}
+
+
+def read_ledger(claim: Any) -> dict[str, float]:
+    """What a site says of its ledger of privacy; raises LookupError, TypeError, ValueError or OverflowError if it is
+    none.
+    """
+    ledger = {key: float(claim[key]) for key in LEDGER}
+    if not all(0 <= value <= sys.float_info.max for value in ledger.values()):
+        raise ValueError("a ledger has finite numbers from 0")
+    return ledger
 
 
 def norm(upload: Tree) -> float:

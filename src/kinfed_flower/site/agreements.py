@@ -1,5 +1,6 @@
 """The plans that a site's operator has agreed to, each for one run, and what that run has been answered so far."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,8 @@ from .drawn_rows import Withheld
 
 AGREED, ASKED = "agreed.json", "asked.json"  # beside a site's folder, NAME.agreed.json, and what was asked for last
 REPEATED = 5  # answers of a run that may be given again, as after a server's restart, all kinds together
+TERMS = ("split", "seed", "most", "private", "experiment", "description", "given")  # of an agreement
+PLAN_HASH = re.compile("[0-9a-f]{64}")  # as `digest` makes it
 PINNED = ("agreed", "description", "covariates", "task", "shape", "outputs", "layout")  # how rows become inputs
 
 
@@ -126,7 +129,7 @@ class Agreements:
         """
         if not self.required:
             return ""
-        agreed = read_json(locate(self.folder, AGREED))
+        agreed = self._read()
         for i, table in enumerate(plans):
             entry = agreed.get(digest(table))
             if entry is None:
@@ -144,18 +147,19 @@ class Agreements:
         """Raise Withheld unless a plan is agreed to that asks for this description, and count it."""
         if not self.required:
             return
-        agreed = read_json(locate(self.folder, AGREED)).get(str(message.get("plan")))
+        key = str(message.get("plan"))
+        agreed = self._read().get(key) if PLAN_HASH.fullmatch(key) else None
         if agreed is not None and agreed.get("private"):
             raise Withheld("a description of its rows has no price under privacy, so none leaves")
         if agreed is None or [agreed["split"], agreed["seed"]] != [message["split"], message["seed"]]:
             raise self._not_agreed("it does not describe its rows")
-        self._give(str(message["plan"]), str(message.get("experiment", "")), ("description",))
+        self._give(key, str(message.get("experiment", "")), ("description",))
 
     def check(self, table: Table, invitation: Fields) -> None:
         """Raise Withheld unless a run of a plan is agreed to, with this description of the rows."""
         key = self._key(table, invitation["experiment"])
         experiment = invitation["experiment"]
-        entry = read_json(locate(self.folder, AGREED)).get(key)
+        entry = self._read().get(key)
         if entry is None:
             if self.required:
                 raise self._not_agreed(f"its hash is {key[:16]}")
@@ -187,11 +191,16 @@ class Agreements:
 
     def check_masked(self, table: Table, experiment: str, round: int) -> None:
         """Raise Withheld if an upload of this round, or of a later one, was masked: two sums could show it."""
-        self._check_masked(read_json(locate(self.folder, AGREED)).get(self._key(table, experiment), {}), round)
+        self._check_masked(self._read().get(self._key(table, experiment), {}), round)
 
     def _check_masked(self, entry: Mapping[str, Any], round: int) -> None:
         if round <= (last := entry.get("masked", -1)):
             raise Withheld(f"it has masked an upload of round {last + 1}, and masks none of that or an earlier round")
+
+    def _read(self) -> dict[str, Any]:
+        """By plan what was agreed to; what else lies in that file is no agreement."""
+        kept = read_json(locate(self.folder, AGREED))
+        return {key: entry for key, entry in kept.items() if isinstance(entry, dict) and {*TERMS} <= entry.keys()}
 
     def _give(self, key: str, experiment: str, kinds: Sequence[str], masked: int = -1) -> str:
         agreed = read_json(locate(self.folder, AGREED))

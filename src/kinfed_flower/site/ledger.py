@@ -1,6 +1,8 @@
 """What the rows of a site have cost in all its runs, as epsilon: no server, restart or lost file sets it back."""
 
+import math
 import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,7 @@ from kinfed.core.private.privacy import NoisedSteps, Privacy, choose_interval, c
 from kinfed.errors import RunError
 from kinfed.files import lock_folder, make_folder, read_json, write_json
 
+from ..plan import hash_json
 from .agreements import AGREED, locate
 from .drawn_rows import Withheld
 
@@ -50,7 +53,7 @@ class Ledger:
                     f"{1.005 * spent:.3g})"
                 )
             kept |= {"count": kept["count"] + 1, "runs": taken, "spent": spent, "budget": budget}
-            write_json(self.path, kept)
+            write_json(self.path, seal(kept))
             self._note({"id": kept["id"], "count": kept["count"]})
         return {"noise": steps.noise, "steps": count + steps.steps, "spent": spent, "budget": budget}
 
@@ -67,7 +70,8 @@ class Ledger:
             raise RunError(f"{self.path.name} is gone; {fix}")
         try:
             steps = self._read_steps(kept["runs"])
-            is_whole = all(0 < s.rate <= 1 and s.noise > 0 and s.steps > 0 for s in steps) and kept["count"] >= 1
+            is_whole = all(0 < s.rate <= 1 and 0 < s.noise < math.inf and s.steps > 0 for s in steps)
+            is_whole &= kept["count"] >= 1 and bool(steps) and kept == seal(kept)
         except (LookupError, TypeError, ValueError):
             is_whole = False
         if not is_whole:
@@ -98,3 +102,8 @@ class Ledger:
     def _count(self, runs: list[dict[str, Any]], privacy: Privacy) -> float:
         """The epsilon of all steps together."""
         return count_epsilon(self._read_steps(runs), privacy.delta, choose_interval(privacy.limit))
+
+
+def seal(kept: Mapping[str, Any]) -> dict[str, Any]:
+    """A ledger with the hash of what it says, by which a slip of the hand or a half of a copy shows."""
+    return {**kept, "hash": hash_json({name: value for name, value in kept.items() if name != "hash"})}

@@ -11,7 +11,6 @@ if nothing had happened, and never trains the same round twice.
 
 import json
 import math
-import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -34,24 +33,25 @@ from kinfed.core.sharing import Sharing
 from kinfed.core.trees import Axis, Tree
 from kinfed.data.federation import Federation
 from kinfed.data.split import Split
-from kinfed.errors import Fault, RunError, UsageError
+from kinfed.errors import Fault, RunError, UsageError, note_failure
 from kinfed.runs.config import parts, plugins
 from kinfed.simulation.devices import pick_device
 from kinfed.simulation.execution import Execution
 from kinfed.simulation.simulation import Simulation
 
 from .. import plan
-from ..masking.upload_numbers import find_largest, flatten_upload
+from ..masking.upload_numbers import check_digits, find_largest, flatten_upload
 from ..wire import contents, messages
 from ..wire.messages import Fields, Message
 from . import agreements, site_examples, site_verdict
+from .agreed_columns import read_description
 from .agreements import Agreements
 from .drawn_rows import Disclosure, Withheld
 from .ledger import Ledger
 from .masked_rounds import MaskedRounds
 from .model_store import ModelStore
 from .policy import LONGEST, Policy, passes
-from .site_cohort import Outcome, Part, compute
+from .site_cohort import Outcome, Part, compute, computing
 from .site_examples import OwnFileError, at_home
 from .site_files import ExperimentFolder, SiteState
 from .site_predictor import keep_errors, model_of
@@ -144,8 +144,10 @@ class Site:
             self._report(f"client {self.name}: {problem}")
             why = problem.public if isinstance(problem, OwnFileError) else str(problem)
         except Exception as problem:
-            traceback.print_exc()
-            self._report(f"client {self.name}: {type(problem).__name__}: {problem}")
+            problems = list[str]()
+            with note_failure(problems, f"client {self.name}"):
+                raise
+            self._report(problems[0])
             why = f"unexpected {type(problem).__name__}"  # what it says may be of the site's examples
         kept = (self.folder.parent, self._data.parent, *(path.parent for path in self._code))
         for folder in sorted(
@@ -202,22 +204,18 @@ class Site:
         planned = self._allow_plan(invitation)
         federation, model = self._examples(invitation, planned)
         simulation = self._simulate(planned, federation, model)
-        problem = messages.problem_with(invitation.arrays, messages.forms({"theta": model.theta}))
-        if problem:
-            raise UsageError(f"the server's model cannot be used: {problem}")
         _check_layout(fields, simulation)
         self._report(f"tensors: {Sharing.from_method(planned.learning.method, simulation.model.layout).plan}")
         if planned.learning.training.masks:
             check_masks(simulation.method, (), (), simulation.client_statistics())
         folder, accepted = self._folder_of(fields), messages.round_of(fields, "accepted")
-        self._agreements.join(planned, fields)
         data = site_examples.find(self._data, self.name, self._reading)
         code = [str(path.resolve()) for path in self._code]
         with understanding(), at_home(data), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # told when the columns were described
-            folder.save_description(
-                {"code": code, "examples": federation.digest(), **data.describe_reading(fields, federation)}
-            )
+            reading = data.describe_reading(fields, federation)
+        self._agreements.join(planned, fields)  # once nothing can be wrong with what it binds the server to
+        folder.save_description({"code": code, "examples": federation.digest(), **reading})
         folder.save_invitation(invitation)
         reply = self._answer(size=int(simulation.sizes[0]))
         if simulation.weights is not None:
@@ -380,7 +378,8 @@ class Site:
     def _check_sums(self, simulation: Simulation, round: int, received: Tree) -> None:
         """Raise Withheld for models at which a few rows decide what is uploaded."""
         if self._limits.step > 1 and simulation.budget is None:
-            weights = simulation.row_weights(round, torch.tensor([0]), received)
+            with computing():
+                weights = simulation.row_weights(round, torch.tensor([0]), received)
             for row_weights in () if weights is None else weights[0]:
                 self._limits.check_weights(row_weights, "the coefficients that the server sent")
 
@@ -398,7 +397,8 @@ class Site:
         if privacy.unit == "client":
             steps = NoisedSteps(1.0, find_noise(privacy, planned.learning.rounds.count), 1)
         else:
-            steps = simulation.price_round(round, torch.tensor([0]), received)
+            with computing():
+                steps = simulation.price_round(round, torch.tensor([0]), received)
         if steps.steps:
             reply.fields["privacy"] = Ledger(self.folder).spend(run, steps, privacy, self._policy.budget(privacy))
 
@@ -463,7 +463,10 @@ class Site:
             raise UsageError(f"the server's plan has {size:,} characters, more than {LONGEST:,}")
         with plugins.local(self._code):
             plugins.check_sent(fields["table"])
-            return plan.resolve(fields["table"])
+            planned = plan.resolve(fields["table"])
+        if (masks := planned.learning.training.masks) is not None:
+            check_digits(masks, planned.learning.rounds.count)
+        return planned
 
     def _load(self, invitation: Message, planned: plan.Plan) -> tuple[Federation, Simulation]:
         """The examples and the simulation of an experiment; the last ones are kept as long as the file stays."""
@@ -504,6 +507,8 @@ class Site:
         if private and isinstance(data, SiteSeries):
             raise Withheld("series are scaled by their readings, which have no price under privacy")
         task = plan.read_task(fields["task"])
+        for key in {"description", "covariates"} & fields.keys():
+            read_description(fields, key)
         with understanding():
             shape, outputs, described = tuple(fields["shape"]), fields["outputs"], fields.get("description")
             self._policy.check_limit("parameters", planned.parameters(shape, outputs, described))
@@ -523,15 +528,9 @@ class Site:
         if federation.outputs != outputs:
             raise UsageError(f"{self._data} needs {federation.outputs} outputs, but the server's model has {outputs}")
         model = planned.model(shape, outputs, described)
-        if "theta" not in invitation.arrays:
-            raise UsageError("the server's message lacks the model")
-        theta = invitation.arrays["theta"]
-        if theta.shape != model.theta.shape:
-            raise UsageError(
-                f"the server's model has {theta.numel():,} numbers, but this site's has {model.theta.numel():,}; "
-                "install the same version of kinfed"
-            )
-        model.theta = theta
+        if problem := messages.problem_with(invitation.arrays, messages.forms({"theta": model.theta})):
+            raise UsageError(f"the server's model cannot be used: {problem}; install the same version of kinfed")
+        model.theta = invitation.arrays["theta"]
         return federation, model
 
     def _folder_of(self, fields: Fields) -> ExperimentFolder:

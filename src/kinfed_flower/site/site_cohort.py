@@ -1,6 +1,7 @@
 """Clients at one place that evaluate and train together: what a round computes, for one client or as one batch."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -12,6 +13,7 @@ from kinfed.core import trees
 from kinfed.core.fleet import Evaluation
 from kinfed.core.trees import Axis, Tree
 from kinfed.data.federation import Federation
+from kinfed.errors import RunError, UsageError
 from kinfed.simulation.execution import Execution
 from kinfed.simulation.simulation import Simulation
 
@@ -35,6 +37,26 @@ class Outcome(NamedTuple):
     problem: str = ""  # why there is no evaluation, under privacy
 
 
+@contextmanager
+def computing() -> Iterator[None]:
+    """Raise UsageError where the method's program cannot take what the server sent.
+
+    It says of what kind the error was and no more, as the server is told of it, and what it says may be of rows.
+    """
+    try:
+        yield
+    except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError, RuntimeError) as problem:
+        cause = problem.__cause__
+        is_quoted = cause is not None and type(cause).__name__ in str(problem)  # as by executors
+        if isinstance(problem, UsageError | RunError) and not is_quoted:
+            raise
+        kind = type(cause if is_quoted else problem).__name__
+        raise UsageError(
+            f"the method cannot compute with what the server sent ({kind}); install the same version"
+        ) from problem
+
+
+@computing()
 def compute(parts: Sequence[Part], simulation: Simulation | None = None) -> Outcome:
     """Evaluate and train K clients, of one round of one experiment; `simulation` is of all of them, in this order.
 

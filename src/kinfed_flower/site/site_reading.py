@@ -17,7 +17,7 @@ from kinfed.data.tables.row_examples import column_kind, keep_weighted
 from kinfed.errors import Fault, UsageError
 
 from ..wire.messages import Fields
-from .drawn_rows import Disclosure
+from .drawn_rows import Disclosure, Withheld
 
 SETTINGS = ("past", "horizon", "future", "static", "categories", *FORMATS)  # that are said as key=value
 NAMES = 1000  # categories of a column whose names leave a site, unless its operator says otherwise
@@ -119,13 +119,24 @@ class OwnTable:
         units = {name: self.frame[name].unit for name in names}
         return {name: unit for name, unit in units.items() if unit and self.frame.kind(name) == "numbers"}
 
-    def check_asked(self, inputs: Iterable[str], targets: Iterable[str] = ()) -> None:
-        """Raise UsageError for columns that the server asks for, but that are not there, or stay here."""
-        columns = [*targets, *inputs]
+    def check_asked(self, inputs: Iterable[str]) -> None:
+        """Raise UsageError for inputs that the server asks for, but that are not there, or stay here."""
+        columns = [*inputs]
         self.frame.need(columns)
-        if withheld := {*columns} - {*self.kinds, *self.targets}:
+        if withheld := {*columns} - {*self.kinds}:
             problem = f"{self.frame.name}: the server asks for column '{min(withheld)}', which stays here"
             raise UsageError(f"{problem} (--ignore, --time, --group, --weight)", Fault.WITHHELD)
+
+    def check_targets(self, targets: Any, classes: Sequence[str] | None) -> None:
+        """Raise Withheld unless the server asks for this site's own targets, with all classes that it has.
+
+        How many rows have a label would show in the number of rows, if the server chose the classes.
+        """
+        if targets != self.targets:
+            raise Withheld(f"it predicts {', '.join(self.targets)} (--target), and the server asks for other targets")
+        texts = None if classes is None else self.frame[self.targets[0]].words()
+        if texts is not None and classes is not None and ((texts.find_places(classes) < 0) & ~texts.empty).any():
+            raise Withheld("the server leaves out classes that this site has; each site tells its classes beforehand")
 
 
 def settings_of(pairs: Sequence[str]) -> dict[str, Any]:

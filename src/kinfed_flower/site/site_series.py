@@ -26,8 +26,9 @@ from kinfed.errors import Fault, UsageError
 
 from .. import plan
 from ..wire.messages import Fields
+from .agreed_columns import read_description, read_inputs
 from .site_reading import OwnTable
-from .site_table import description_of, disclose_column
+from .site_table import disclose_column
 
 STRETCHES = 10_000  # of equal steps, that times may have
 
@@ -137,7 +138,7 @@ class SiteSeries(OwnTable):
             step=clock.length if clock.paced else None,
             dated=bool(agreed["dated"]),
             calendar=tuple(agreed["calendar"]),
-            kinds=dict(agreed["inputs"]),
+            kinds=read_inputs(agreed),
             future=tuple(agreed["future"]),
             static=tuple(agreed["static"]),
         )
@@ -179,7 +180,7 @@ class SiteSeries(OwnTable):
 
 def covariates_of(fields: Mapping[str, Any]) -> Description | None:
     """The description of covariates in a message of the server's; raises UsageError if it is none."""
-    return description_of(fields, "covariates") if "covariates" in fields else None
+    return read_description(fields, "covariates") if "covariates" in fields else None
 
 
 def _own(dataset: Dataset) -> Tensor:

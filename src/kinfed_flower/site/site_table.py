@@ -5,7 +5,6 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import torch
@@ -19,11 +18,12 @@ from kinfed.data.tables import disclosure
 from kinfed.data.tables.column_statistics import NumberStatistics, Statistics, WordStatistics
 from kinfed.data.tables.encoder import of_column
 from kinfed.data.tables.row_examples import NAMES_ROWS, RowExamples, class_names, read_blocks, read_rows
-from kinfed.data.tables.schema import Description, Raw
+from kinfed.data.tables.schema import Raw
 from kinfed.data.tables.words import Codes
 from kinfed.errors import Fault, UsageError, several
 
 from ..wire.messages import Fields
+from .agreed_columns import read_classes, read_description, read_inputs
 from .site_reading import OwnTable
 
 USUAL = 4.0  # deviations of all sites from their mean, which an answer may be at any site
@@ -92,7 +92,7 @@ class SiteTable(OwnTable):
 
         Numbers lie within `cut` deviations of this site's own training rows, whatever the server says of them.
         """
-        agreed, description = fields["agreed"], description_of(fields)
+        agreed, description = fields["agreed"], read_description(fields)
         examples, parts, used, blocks = self._examples(agreed, split, seed)
         within = _limits_of(examples.raw, dict(agreed["inputs"]), parts["train"].numpy(), cut)
         description = replace(description, within=within)
@@ -116,7 +116,7 @@ class SiteTable(OwnTable):
 
     def describe_reading(self, fields: Fields, federation: Federation) -> Fields:
         """What new rows need: the description in the names of this file, how this is written, and where it is cut."""
-        agreed, description, task = fields["agreed"], description_of(fields), federation.task
+        agreed, description, task = fields["agreed"], read_description(fields), federation.task
         targets = agreed["targets"]
         description = replace(description, within=federation.scale.get("within", {}))
         if isinstance(task, Regression) and task.low:
@@ -135,8 +135,9 @@ class SiteTable(OwnTable):
 
         And groups if declared, which stay at the site.
         """
-        kinds, classes = dict(agreed["inputs"]), agreed["classes"]
-        self.check_asked(kinds, agreed["targets"])
+        kinds, classes = read_inputs(agreed), read_classes(agreed)
+        self.check_asked(kinds)
+        self.check_targets(agreed["targets"], classes)
         examples = read_rows(self.frame, kinds, agreed["targets"], classes, agreed["counts"])
         used = np.flatnonzero(examples.usable)
         examples = examples.of_rows(used)
@@ -211,11 +212,3 @@ def disclose_column(kind: str, name: str, statistics: Statistics, most: int) -> 
     names = 0 if kind == NAMES_ROWS else most
     least = 1 if kind == "category" else disclosure.FEWEST
     return disclosure.to_json(disclosure.coarse(statistics, names, least))
-
-
-def description_of(fields: Mapping[str, Any], key: str = "description") -> Description:
-    """The description of columns in a message of the server's; raises UsageError if it is none."""
-    try:
-        return Description.from_dict(fields[key])
-    except (LookupError, TypeError, ValueError, AttributeError):
-        raise UsageError("the server's description of the columns cannot be used; install the same version") from None

@@ -40,12 +40,18 @@ def check_line(path: Path, number: int, line: bytes, before: str | None) -> dict
     try:
         entry: dict[str, Any] = json.loads(line)
         written = entry.pop("hash")
-        good = written == hash_of(entry) and before in (None, entry["before"])
-    except (ValueError, LookupError, TypeError, AttributeError):
+        good = written == hash_of(entry) and before in (None, entry["before"]) and _is_entry(entry)
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         good = False
     if not good:
         raise RunError(f"{path}, line {number}: it is not what was written there, or a line before it is missing")
     return {**entry, "hash": written}
+
+
+def _is_entry(entry: dict[str, Any]) -> bool:
+    """Whether a line has what a message's has."""
+    texts = all(isinstance(entry[name], str) for name in ("at", "way", "peer", "kind", "message"))
+    return texts and all(isinstance(name, str) for name in entry["holds"]) and type(entry["bytes"]) is int
 
 
 def hash_of(entry: dict[str, Any]) -> str:

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from rich.table import Table
 from rich.text import Text
 
+from ...errors import printable
 from ...verdict.verdict import plain
 
 PREFIXES = ("", "k", "M", "G", "T")
@@ -69,7 +70,7 @@ def draw(
         way: Literal["left", "right"] = "left" if i in text_columns else "right"
         drawn.add_column(heading, justify=way, vertical=vertical, no_wrap=i not in wrapped, overflow="fold")
     for row in rows:
-        drawn.add_row(*map(Text, row))
+        drawn.add_row(*map(Text, map(printable, row)))
     return drawn
 
 
