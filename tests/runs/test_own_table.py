@@ -339,6 +339,8 @@ def test_every_kind_of_number_trains_alike_with_every_executor(tmp_path, target,
 def test_what_may_be_a_count_is_told_so(tmp_path):
     points, prices = [0, 2, 4, 6, 8] * 5, range(100_000, 2_600_000, 99_999)  # in steps; far apart
     counts = {range(25): True, range(1000, 1025): False, range(-3, 22): False, tuple(points): False, prices: False}
+    many = (1, 2, 3, 41, 5, 60, 7, 3, 2, 1, 29, 35)  # the variance is 24 times the mean
+    counts |= {(*many, *[0] * 4): True, (*many, *many): False, (*[0] * 4, *(50 * n + 1 for n in many)): False}
     for values, may in counts.items():
         lines = [f"{who},{i % 3},1,{value}" for who in "ab" for i, value in enumerate(values)]
         path = write(tmp_path, lines)

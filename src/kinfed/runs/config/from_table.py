@@ -41,6 +41,7 @@ ROUNDED = 1e-6  # of the largest number of a column, what float32 may leave of a
 EXACT = 0.05  # of a target's deviation, what a line of the inputs may leave of what is no sum of them
 MOST = 20_000  # rows from which that is told
 SPREAD = 5.0  # times the mean of counts, or a part of it, that their variance may be
+ZEROS, WIDER = 0.1, 10.0  # a share of counts that are 0 from which their variance may be so many times larger
 
 
 def config(
@@ -216,11 +217,13 @@ def _numbers(federation: Federation, reader: TableReader) -> str:
 def looks_like_counts(y: torch.Tensor) -> bool:
     """Whether targets may count something: whole numbers, some near 0 beside their spread, that are no points in steps.
 
-    The variance of counts is near their mean; prices and sizes, in a unit of any size, are far off.
+    The variance of counts is near their mean, or larger where many are 0. Prices and sizes, in a unit of any size, are
+    far off.
     """
     y = y.flatten().double()
     mean, variance = float(y.mean()), float(y.var(correction=0))
-    near = 0 <= float(y.min()) <= variance**0.5 and mean / SPREAD <= variance <= SPREAD * mean
+    most = SPREAD * (WIDER if float((y == 0).double().mean()) >= ZEROS else 1.0)
+    near = 0 <= float(y.min()) <= variance**0.5 and mean / SPREAD <= variance <= most * mean
     return near and bool((y == y.round()).all()) and math.gcd(*map(int, y.unique().tolist())) == 1
 
 
