@@ -23,7 +23,7 @@ def test_the_estimate_counts_rounds_and_evaluations(monkeypatch):
 
     def take(experiment, federation, machine):
         sizes.append(int(federation.sizes.sum()))
-        return Trial(sizes[-1], 0.5 + sizes[-1] / 1000, sizes[-1] / 100)
+        return Trial(sizes[-1], 3, 0.5 + sizes[-1] / 1000, sizes[-1] / 100)
 
     monkeypatch.setattr(module, "_try", take)
     experiment = config.resolve(config.read("local", [*SMALL, "rounds=25", "evaluate_every=10"]))
@@ -40,6 +40,19 @@ def test_the_estimate_counts_rounds_and_evaluations(monkeypatch):
     assert sizes == [48]
     assert less.seconds == pytest.approx(25 * (0.548 / 48 * whole) + 3 * whole / 100)  # in proportion
     assert less.measured == f"{100 * 48 / whole:.2g} % of the examples"
+
+
+@pytest.mark.parametrize(("times", "seconds"), [([7.0], 7.0), ([9.0, 8.0], 18.0), ([9.0, 2.0, 3.0], 51.0)])
+def test_a_model_that_is_solved_before_a_trial_ends_takes_as_many_rounds(times, seconds, monkeypatch):
+    monkeypatch.setattr(module, "seconds_by_round", lambda *what, **how: times)
+    experiment = config.resolve(config.read("standard", [*SMALL, "rounds=25", "evaluate_every=25"]))
+    cost = estimate(experiment, experiment.federation(None, 0), Execution(), budget=1e9)
+    assert cost.seconds == seconds
+
+
+def test_what_is_solved_in_one_round_has_a_cost():
+    experiment = config.resolve(config.read("standard", [*SMALL, "rounds=25"]))
+    assert estimate(experiment, experiment.federation(None, 0), Execution(), budget=0.0).seconds > 0
 
 
 def test_clients_cut_short_keep_their_proportions_and_their_own_examples():

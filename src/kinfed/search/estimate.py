@@ -21,6 +21,7 @@ from ..runs.footprint import check, footprint
 from ..simulation.devices import pick_device
 from ..simulation.execution import Execution
 
+TRIED = 3  # rounds of a trial: the first warms up, and the last is evaluated
 STATUS = Path("/proc/self/status")
 RESET = Path("/proc/self/clear_refs")  # where Linux keeps a process's peak
 
@@ -37,6 +38,7 @@ class Trial(NamedTuple):
     """What a round and an evaluation took with so many training examples, all clients together."""
 
     examples: int
+    rounds: int
     round: float
     evaluation: float
 
@@ -63,9 +65,9 @@ def estimate(experiment: Experiment, federation: Federation, execution: Executio
     spent = 0.0
     while not trials or (trials[-1].examples < total and spent < budget):
         trials.append(_try(experiment, _short(federation, min(few, most)), execution))
-        spent += 3 * trials[-1].round + trials[-1].evaluation
+        spent += TRIED * trials[-1].round + trials[-1].evaluation
         few *= 4
-    rounds = experiment.rounds.count
+    rounds = experiment.rounds.count if trials[-1].rounds == TRIED else trials[-1].rounds  # or a model is solved before
     evaluations = -(-rounds // experiment.rounds.evaluate_every)
     seconds_of_round = _extrapolate(total, [(trial.examples, trial.round) for trial in trials])
     scored = _extrapolate(total, [(trial.examples, trial.evaluation) for trial in trials])
@@ -78,18 +80,19 @@ def estimate(experiment: Experiment, federation: Federation, execution: Executio
 
 
 def _try(experiment: Experiment, federation: Federation, execution: Execution) -> Trial:
-    _, second, third = seconds_by_round(
+    *earlier, last = seconds_by_round(
         experiment.method,
         federation,
         experiment.module(federation, experiment.seed),
-        rounds=Rounds(3, evaluate_every=3),
+        rounds=Rounds(TRIED, evaluate_every=TRIED),
         training=experiment.training,
         participation=experiment.participation.share,
         seed=experiment.seed,
         execution=execution,
         attack=experiment.attack,
     )
-    return Trial(int(federation.sizes.sum()), second, max(0.0, third - second))
+    usual = earlier[-1] if earlier else last
+    return Trial(int(federation.sizes.sum()), len(earlier) + 1, usual, max(0.0, last - usual))
 
 
 def _short(federation: Federation, few: int) -> Federation:

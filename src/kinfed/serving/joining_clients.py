@@ -103,8 +103,8 @@ def _read_experiment(saved: Run) -> tuple[config.Experiment, Description]:
         )
     if experiment is None or description is None:
         raise UsageError(
-            f"{saved.folder} was not trained on rows of a table, so newcomers come from its own data: leave some "
-            "out with federation.newcomers, and leave --data out"
+            f"a newcomer's file has examples as rows, and {saved.folder} was trained on series or other data; "
+            "leave clients out of training with federation.newcomers, and onboard them without --data"
         )
     return experiment, description
 

@@ -11,6 +11,7 @@ import torch
 
 from ...core.engine import Rounds
 from ...core.metrics import effective_rows
+from ...core.mixins import Solves
 from ...core.tasks import Classification, Counts, Forecasting, Quantiles, Regression
 from ...data.datasets import DATASETS
 from ...data.datasets.your_files import is_table, usual_model
@@ -328,6 +329,8 @@ def _describe_training(experiment: Experiment) -> str:
     rate = f" at rate {training.optimiser.lr:g}" if hasattr(training.optimiser, "lr") else ""
     local = several(training.epochs, "epoch") if training.steps is None else several(training.steps, "step")
     rounds = several(experiment.rounds.count, "round")
+    if not Solves.from_method(experiment.method).takes_gradients:
+        return f"at most {rounds}, in which the method works its models out without gradient steps"
     if experiment.rounds.patience:
         rounds = f"at most {rounds}"
     return f"{rounds} of {local} at each client, {name}{rate}, batches of {training.batch}"
