@@ -313,9 +313,10 @@ def write_processes(machine, most):
     """The lines of the part on several processes."""
     yield "## Several processes"
     yield ""
-    yield f"Memory of each process of a machine, started by torchrun, when a round of FedAvg is over. {machine}"
-    yield 'The examples are a file of NumPy\'s, which is loaded, or mapped by `mmap_mode="r"`. Pages that several'
-    yield "processes have in common count in parts. For one row: `--case processes:mapped CLIENTS PROCESSES`."
+    yield "Memory of each process of a machine, started by torchrun, when a round of FedAvg is over. The examples are a"
+    yield 'file of NumPy\'s, which is loaded, or mapped by `mmap_mode="r"`. Pages that several processes have in common'
+    yield "count in parts. For one row: `--case processes:mapped CLIENTS PROCESSES`."
+    yield machine
     yield ""
     yield "| examples | clients | MB of the file | processes | MB that one has alone | with its part of common pages |"
     yield "| --- | ---: | ---: | ---: | ---: | ---: |"
