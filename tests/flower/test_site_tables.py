@@ -17,7 +17,8 @@ import numpy as np
 import polars
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 import kinfed
 from kinfed import UsageError
@@ -429,6 +430,41 @@ def test_what_a_site_cannot_predict_is_told_in_one_line(tables, tmp_path, capsys
     assert "model.safetensors cannot be read" in told(folder, code=1)
     (folder / "description.json").unlink()
     assert "was made before sites kept how their tables are read" in told(folder)
+
+
+def test_a_model_that_is_not_what_this_site_wrote_answers_nothing(tables, tmp_path, capsys):
+    """Another site's, numbers that are none, and inputs by another description: all would answer, and wrongly."""
+    made = tables(rounds=1)
+    made.serve()
+    folder, other = (next((tmp_path / "sites" / name).rglob("join.safetensors")).parent for name in "bc")
+    model, described = folder / "model.safetensors", folder / "description.json"
+    kept, text = model.read_bytes(), described.read_text()
+    with safe_open(model, "pt") as file:
+        about = file.metadata()
+    tensors = load_file(model)
+    name = min(tensors)
+
+    def refuse():
+        assert main(["predict", str(folder), str(tmp_path / "sites" / "b" / "data.csv")]) == 1
+        out, err = capsys.readouterr()
+        model.write_bytes(kept)
+        described.write_text(text)
+        assert out == ""
+        assert err.count("kinfed: ") == 1
+        return " ".join(err.split())
+
+    capsys.readouterr()
+    shutil.copy(other / "model.safetensors", model)
+    assert "is of another site or run, or description.json beside it is" in refuse()
+    changed = json.loads(text)
+    changed["columns"]["inputs"].reverse()
+    described.write_text(json.dumps(changed))
+    assert "is of another site or run, or description.json beside it is" in refuse()
+    for tensor, why in ((tensors[name] * torch.nan, "holds NaN or infinity"), (tensors[name].long(), "torch.int64")):
+        save_file(tensors | {name: tensor}, model, about)
+        assert f"is not what this site wrote (ValueError: '{name}' " in (line := refuse())
+        assert why in line
+    assert main(["predict", str(folder), str(tmp_path / "sites" / "b" / "data.csv")]) == 0
 
 
 def test_a_site_forecasts_from_its_readings(meters, tmp_path, capsys):

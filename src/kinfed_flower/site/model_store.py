@@ -9,7 +9,7 @@ from kinfed.core.trees import Tree
 from kinfed.files import make_folder, write_json
 
 from ..wire.messages import Fields
-from .site_files import ERRORS, expecting_own, read_tensors
+from .site_files import ERRORS, expecting_own, hash_owner, read_tensors
 
 
 class ModelStore:
@@ -48,9 +48,10 @@ class ModelStore:
             names = [str(name) for name in json.loads(text["names"])]
             name = chosen if chosen in names else names[0]
         origin = {"round": round + 1, "model": name}
+        about = {"origin": json.dumps(origin), "owner": hash_owner(self._folder)}
         path = self._folder / "model.safetensors"
         # In the file itself, as two files are not replaced at once.
-        if path.exists() and read_tensors(path)[1].get("origin") == json.dumps(origin):
+        if path.exists() and read_tensors(path)[1] == about:
             return
         model = {leaf.removeprefix(f"{name}/"): t for leaf, t in arrays.items() if leaf.startswith(f"{name}/")}
         theta = model.pop("theta", None)
@@ -58,5 +59,5 @@ class ModelStore:
             is_complete = theta.numel() == self._model.layout.size
             model |= self._model.all_tensors(theta) if is_complete else {"theta": theta}
         (self._folder / ERRORS).unlink(missing_ok=True)  # of the model that was selected before
-        checkpoint.write(model, path, {"origin": json.dumps(origin)})
+        checkpoint.write(model, path, about)
         write_json(self._folder / "model.json", origin)

@@ -215,7 +215,8 @@ class Site:
             warnings.simplefilter("ignore")  # told when the columns were described
             reading = data.describe_reading(fields, federation)
         self._agreements.join(planned, fields)  # once nothing can be wrong with what it binds the server to
-        folder.save_description({"code": code, "examples": federation.digest(), **reading})
+        owner = {"client": self.name, "experiment": folder.path.name}
+        folder.save_description({**owner, "code": code, "examples": federation.digest(), **reading})
         folder.save_invitation(invitation)
         reply = self._answer(size=int(simulation.sizes[0]))
         if simulation.weights is not None:

@@ -15,6 +15,7 @@ from kinfed.errors import RunError, UsageError
 from kinfed.files import make_folder, read_json, write_json
 from kinfed.runs.openers import SITE
 
+from ..plan import hash_json
 from ..wire import messages
 from ..wire.messages import Fields, Message
 
@@ -115,6 +116,12 @@ class ExperimentFolder:
             "forms": state.forms,
         }
         checkpoint.write(trees.arrays, self.path / "state.safetensors", {"state": json.dumps(fields)})
+
+
+def hash_owner(folder: Path) -> str:
+    """A hash of whose models lie in the folder of an experiment, and of how that site's rows become their inputs."""
+    described = read_json(folder / "description.json")
+    return hash_json({name: part for name, part in described.items() if name not in ("code", "examples")})
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:

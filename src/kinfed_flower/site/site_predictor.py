@@ -11,7 +11,7 @@ from kinfed.core.tasks import Classification, Counts, Quantiles
 from kinfed.data.federation import Federation
 from kinfed.data.tables.new_readings import Series
 from kinfed.data.tables.schema import Description
-from kinfed.errors import UsageError
+from kinfed.errors import RunError, UsageError
 from kinfed.runs.config import plugins
 from kinfed.runs.openers import SITE
 from kinfed.runs.predictor import Answers, Predictor, Source
@@ -20,7 +20,7 @@ from kinfed.runs.tested_examples import read_errors
 from .. import plan
 from ..plan import Plan
 from ..wire.messages import Fields
-from .site_files import ERRORS, ExperimentFolder, expecting_own, read_tensors
+from .site_files import ERRORS, ExperimentFolder, expecting_own, hash_owner, read_tensors
 
 VERDICT = "verdict.json"
 
@@ -92,6 +92,11 @@ def model_of(folder: Path, planned: Plan, fields: Fields) -> tuple[nn.Module, So
     path = folder / "model.safetensors"
     model = planned.model(tuple(fields["shape"]), fields["outputs"], fields.get("description"))
     arrays, text = read_tensors(path)
+    if text.get("owner", owner := hash_owner(folder)) != owner:
+        raise RunError(
+            f"{path} is of another site or run, or description.json beside it is, so its answers would be wrong; put "
+            "both back as this site wrote them"
+        )
     with expecting_own(path):
         origin = str(json.loads(text["origin"])["model"])
         model = model.carry(arrays.keys())
@@ -99,6 +104,10 @@ def model_of(folder: Path, planned: Plan, fields: Fields) -> tuple[nn.Module, So
         for e in model.layout.entries:
             if tensors[e.name].shape != e.shape:
                 raise ValueError(f"'{e.name}' is {list(tensors[e.name].shape)}, not {list(e.shape)}")
+            if e.dtype is None and not tensors[e.name].is_floating_point():
+                raise ValueError(f"'{e.name}' is of {tensors[e.name].dtype}")
+            if not tensors[e.name].isfinite().all():
+                raise ValueError(f"'{e.name}' holds NaN or infinity")
         personal = trees.nest({"theta": model.layout.flatten(tensors), **arrays})
         module = export(planned.learning.method, model, personal)
     return module, Source(plugins.short_name(planned.learning.method_name), origin)
