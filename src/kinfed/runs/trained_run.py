@@ -22,6 +22,7 @@ from ..core.tasks import TASKS, Classification, Counts, Forecasting, Regression,
 from ..core.trees import Tree
 from ..data.federation import Federation
 from ..data.tables.public_columns import is_public
+from ..data.tables.schema import Description
 from ..errors import UsageError
 from ..simulation.attacks.attack import Attack
 from ..verdict.class_counts import confusion, recall_by_class
@@ -69,6 +70,14 @@ class TrainedRun(Run):
     @property
     def names(self) -> list[str]:
         return list(self.federation.names)
+
+    @property
+    def task(self) -> Task:
+        return self.federation.task
+
+    @property
+    def description(self) -> Description | None:
+        return self.federation.columns
 
     def personal(self, client: str) -> Tree:
         return self._personal_at(self.names.index(client))
