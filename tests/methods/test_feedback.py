@@ -138,7 +138,9 @@ def test_sketches_have_no_bias_and_the_stated_variance():
     assert float(products.var()) == pytest.approx(variance, rel=0.15)
 
 
-def test_sketches_are_linear_and_of_rows():
+@pytest.mark.parametrize("panel", [1, 22, 1 << 19])  # one row, two or all of them at a time
+def test_sketches_are_linear_and_of_rows(panel, monkeypatch):
+    monkeypatch.setattr("kinfed.ops.sketch.PANEL", panel)
     theta, draw = random(3, 11), key(1, "test")
     close(count_sketch(theta, draw, 4), torch.stack([count_sketch(t, draw, 4) for t in theta]), atol=0)
     close(count_sketch(theta.sum(0), draw, 4), count_sketch(theta, draw, 4).sum(0))
