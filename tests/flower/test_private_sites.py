@@ -230,6 +230,16 @@ def test_a_model_that_breaks_the_evaluation_says_nothing_of_rows(trial):
     assert reply == {"client": "d", "evaluated": 1}
 
 
+def test_a_ledger_without_a_hash_of_an_earlier_version_goes_on(tmp_path):
+    book, privacy, steps = Ledger(tmp_path / "a"), Privacy(2.0), NoisedSteps(1.0, 10.0, 4)
+    book.spend("run", steps, privacy, 2.0)
+    kept = json.loads(book.path.read_text())
+    del kept["hash"]
+    book.path.write_text(json.dumps(kept))
+    assert Ledger(tmp_path / "a").spend("run", steps, privacy, 2.0)["steps"] == 8
+    assert "hash" in json.loads(book.path.read_text())
+
+
 def test_a_ledger_counts_before_and_refuses_without_counting(tmp_path):
     book, privacy, steps = Ledger(tmp_path / "a"), Privacy(2.0), NoisedSteps(1.0, 10.0, 4)
     first = book.spend("run", steps, privacy, 2.0)["spent"]
