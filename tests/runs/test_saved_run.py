@@ -72,6 +72,7 @@ def test_a_run_says_the_same_before_it_is_written_and_after_it_is_opened(tmp_pat
         opened = read[name]
         assert torch.equal(opened.relation, run.relation)
         assert (opened.task, opened.classes, opened.description) == (run.task, run.classes, run.description)
+        assert run.experiment is None
         assert opened.score() == run.score() == pytest.approx(np.mean([run.score(client) for client in run.names]))
         assert opened.score("3") == run.score("3") == run.history.test(run.history.chosen)[3]
         assert opened.predict("2", x.numpy()).equals(run.predict("2", x.numpy()))

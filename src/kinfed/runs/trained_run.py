@@ -79,6 +79,10 @@ class TrainedRun(Run):
     def description(self) -> Description | None:
         return self.federation.columns
 
+    @property
+    def experiment(self) -> None:
+        """None: it was trained without a config."""
+
     def personal(self, client: str) -> Tree:
         return self._personal_at(self.names.index(client))
 
