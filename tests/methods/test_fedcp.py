@@ -13,6 +13,7 @@ from kinfed.core.training import Training
 from kinfed.errors import UsageError
 from kinfed.methods import FedCP
 from kinfed.methods.fedcp import Split, discrepancy
+from kinfed.models.changes import changes_mlp
 
 float64 = torch.float64
 SIZES = (5, 8, 12)
@@ -142,3 +143,8 @@ def test_refuses(module, said, examples):
     x, y = lists(SIZES)
     with pytest.raises(UsageError, match=said):
         examples(module.double(), x, y, FedCP(), training=Training(1, 4, SGD(0.1)), task=Classification(3))
+
+
+def test_a_head_that_does_more_than_a_linear_layer_is_not_split():
+    with pytest.raises(UsageError, match=r"must be a plain nn\.Linear, as that of model\.name=mlp is; got a Since"):
+        FedCP().extend(changes_mlp((5, 1), 2), "head")

@@ -15,9 +15,10 @@ from kinfed.core.layout import Layout
 from kinfed.core.model import Model
 from kinfed.core.tasks import Classification, Counts, Forecasting, Quantiles, Regression
 from kinfed.methods import Local, towards
+from kinfed.methods.fedrod import TwoHeads
 from kinfed.models import MODELS
 from kinfed.models.additive import additive
-from kinfed.ops.fused import LOSSES, Batches, Descent, Fused, Unfused
+from kinfed.ops.fused import LOSSES, Batches, Descent, Fused, Unfused, parts
 from kinfed.ops.fused.dense import Span
 from kinfed.simulation import executors
 from kinfed.simulation.execution import Execution
@@ -286,6 +287,14 @@ def tied():
 def test_what_has_no_fused_form_is_named(module, shape, why):
     with pytest.raises(Unfused, match=why):
         Fused.build(module, Layout.from_module(module), Classification(2), torch.Size(shape))
+
+
+@pytest.mark.parametrize("name", ["changes", "changes-mlp"])
+def test_a_network_of_changes_whose_head_is_another_has_no_fused_form(name):
+    module = MODELS[name]((6, 2), 4)
+    module.head = TwoHeads(module.head)
+    with pytest.raises(Unfused, match="TwoHeads in place of a head has no fused form"):
+        parts(module)
 
 
 @pytest.mark.parametrize(

@@ -67,8 +67,11 @@ class FedCP(Averaging, Extends):
     def extend(self, module, head):
         parent, _, name = check_head(module, head, "fedcp").rpartition(".")
         layer = module.get_submodule(head)
-        if not isinstance(layer, nn.Linear):
-            raise UsageError(f"fedcp: the head '{head}' must be an nn.Linear; got {type(layer).__name__}")
+        if type(layer) is not nn.Linear:  # one that does more than a linear layer would be split wrongly
+            raise UsageError(
+                f"fedcp: the head '{head}' must be a plain nn.Linear, as that of model.name=mlp is; got a "
+                f"{type(layer).__name__}"
+            )
         setattr(module.get_submodule(parent), name, Split(layer))
         return module
 

@@ -4,12 +4,13 @@ import math
 from collections import OrderedDict
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import UsageError
-from ..ops.fused import FORMS, FromLast, Linear, parts
+from ..ops.fused import FORMS, FromLast, Linear, Unfused, parts
 
 
 class Changes(nn.Module):
@@ -45,9 +46,13 @@ class Since(nn.Linear):
         return super().forward(z[..., : -self.starts]) + z[..., -self.starts :]
 
 
-FORMS[Changes] = lambda m, path: [
-    FromLast([*parts(m.hidden, f"{path}hidden."), Linear(m.head, f"{path}head.")]),
-]
+def _fuse(m: Changes, path: str) -> list[Any]:
+    if type(m.head) is not Since:
+        raise Unfused(f"{type(m.head).__name__} in place of a head has no fused form")
+    return [FromLast([*parts(m.hidden, f"{path}hidden."), Linear(m.head, f"{path}head.")])]
+
+
+FORMS[Changes] = _fuse
 
 
 def changes(shape: tuple[int, ...], classes: int) -> nn.Module:
