@@ -176,3 +176,16 @@ def test_equal_arrays_are_written_once_and_each_is_looked_at_once(monkeypatch):
     assert len(looked) == 302
     assert twins == {f"score.{i}": f"score.{i % 7}" for i in range(7, 300)} | {"state.theta": "server.theta"}
     assert once.keys() == arrays.keys() - twins.keys()
+
+
+@pytest.mark.parametrize("same", ["{", "[]", '{"0": 3}', '{"9": ["1"]}', '{"0": ["1"]}', '{"0": ["9", "9"]}'])
+def test_a_file_that_says_in_two_ways_whose_a_model_is_cannot_be_read(same, tmp_path):
+    x, client = torch.randn(60, 3), torch.arange(60) % 3
+    data = kinfed.Federation.from_arrays(x, (x[:, 0] > 0).long(), client)
+    kinfed.save(kinfed.fit(kinfed.Local(), data, nn.Linear(3, 2), rounds=1), tmp_path / "run")
+    path = tmp_path / "run" / "models.safetensors"
+    with safe_open(path, "pt") as file:
+        about = file.metadata()
+    save_file(load_file(path), path, about | {"same": same})
+    with pytest.raises(UsageError, match=r"models\.safetensors cannot be read"):
+        kinfed.Run.open(tmp_path / "run", nn.Linear(3, 2))

@@ -20,7 +20,8 @@ from ..errors import UsageError
 STAR = "*"  # the owner, in a key, of a tensor that all share
 ALL = ""  # the same among owners, of whom one may be called *
 CHECKSUMS, SAME = "crc32", "same"  # in the file's metadata
-UNREADABLE = (SafetensorError, OSError, RuntimeError, TypeError, LookupError)  # raised by a file of other models
+# raised by a file of other models
+UNREADABLE = (SafetensorError, OSError, RuntimeError, TypeError, LookupError, ValueError, AttributeError)
 Owned = Mapping[str, Mapping[str, Tensor]]  # tensors by owner, a client or `ALL`, and name
 
 
@@ -44,7 +45,10 @@ class ModelsFile:
             owner, _, tensor = key.partition("/")
             self.keys[ALL if owner == STAR else unquote(owner)][tensor] = key
         same: dict[str, list[str]] = json.loads(about.get(SAME, "{}"))
-        self.keys |= {name: self.keys[owner] for owner, others in same.items() for name in others}
+        others = [name for names in same.values() for name in names]
+        if not same.keys() <= self.keys.keys() or len({*others, *self.keys}) < len(others) + len(self.keys):
+            raise ValueError("some clients have two models, or none")
+        self.keys |= {name: self.keys[owner] for owner, names in same.items() for name in names}
 
     def dtype(self, key: str) -> str:
         """The type of a tensor, in safetensors' words."""
