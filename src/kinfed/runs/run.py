@@ -154,7 +154,7 @@ class Run:
         """Where each tensor and each layer of a model lies in theta."""
         return self.architecture.layout
 
-    @property
+    @cached_property
     def names(self) -> list[str]:
         """The clients' names."""
         return self.summary.clients.names
@@ -199,12 +199,12 @@ class Run:
         tables = [mine if run is self else run.errors for run in runs]
         return [table[i] for i, table in enumerate(tables)] if all(tables) else []
 
-    @property
+    @cached_property
     def description(self) -> Description | None:
         """What training rows say of a table's columns; None of other data."""
         return Description.from_summary(self.summary.data.columns, str(self.folder))
 
-    @property
+    @cached_property
     def task(self) -> Task:
         """What the models were trained for: the task that its score belongs to, with its classes or its scale."""
         described = dict(self.summary.data.task or {})

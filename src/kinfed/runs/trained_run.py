@@ -22,7 +22,6 @@ from ..core.tasks import TASKS, Classification, Counts, Forecasting, Regression,
 from ..core.trees import Tree
 from ..data.federation import Federation
 from ..data.tables.public_columns import is_public
-from ..data.tables.schema import Description
 from ..errors import UsageError
 from ..simulation.attacks.attack import Attack
 from ..verdict.class_counts import confusion, recall_by_class
@@ -58,6 +57,11 @@ class TrainedRun(Run):
     final: FinalState | None = None  # what it can go on with; None if that was not asked for
     privacy: dict[str, Any] | None = None  # what uploads may reveal, and cost by client; None without a limit
 
+    def __post_init__(self) -> None:
+        # What a run in a folder reads from its files is at hand, and no config made this one.
+        self.names, self.task = list(self.federation.names), self.federation.task
+        self.description, self.experiment = self.federation.columns, None
+
     def __repr__(self) -> str:
         rounds = self.history.cost.done
         return f"TrainedRun({self.method}, {len(self.federation)} clients, {rounds} rounds, seed {self.seed})"
@@ -66,22 +70,6 @@ class TrainedRun(Run):
     def relation(self) -> Relation | None:
         history = self.history
         return history.relations[history.place()] if history.kept_relations else None
-
-    @property
-    def names(self) -> list[str]:
-        return list(self.federation.names)
-
-    @property
-    def task(self) -> Task:
-        return self.federation.task
-
-    @property
-    def description(self) -> Description | None:
-        return self.federation.columns
-
-    @property
-    def experiment(self) -> None:
-        """None: it was trained without a config."""
 
     def personal(self, client: str) -> Tree:
         return self._personal_at(self.names.index(client))
