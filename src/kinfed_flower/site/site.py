@@ -33,7 +33,7 @@ from kinfed.core.sharing import Sharing
 from kinfed.core.trees import Axis, Tree
 from kinfed.data.federation import Federation
 from kinfed.data.split import Split
-from kinfed.errors import Fault, RunError, UsageError, log_failure
+from kinfed.errors import Fault, RunError, UsageError, note_failure
 from kinfed.runs.config import parts, plugins
 from kinfed.simulation.devices import pick_device
 from kinfed.simulation.execution import Execution
@@ -144,7 +144,10 @@ class Site:
             self._report(f"client {self.name}: {problem}")
             why = problem.public if isinstance(problem, OwnFileError) else str(problem)
         except Exception as problem:
-            self._report(f"client {self.name}: {log_failure(problem)}")
+            problems = list[str]()
+            with note_failure(problems, f"client {self.name}"):
+                raise
+            self._report(problems[0])
             why = f"unexpected {type(problem).__name__}"  # what it says may be of the site's examples
         kept = (self.folder.parent, self._data.parent, *(path.parent for path in self._code))
         for folder in sorted(
