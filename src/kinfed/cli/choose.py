@@ -162,9 +162,9 @@ def _explain_draws(ranking: Sequence[dict[str, Any]], summary: Summary) -> Itera
     """Why a solved model was chosen although others have better validation scores."""
     scored = [row for row in ranking if "validation" in row]
     chosen = next(row for row in scored if row["chosen"])
-    drawn = [row["validation_of_draws"] for row in scored if "validation_of_draws" in row]
     if "validation_of_draws" in chosen and chosen["validation"] < max(row["validation"] for row in scored):
         metric, sign, share = _selected_by(summary)
+        drawn = [row["validation_of_draws"] for row in scored if "validation_of_draws" in row]
         mine, best = (score_text(sign * value, share) for value in (chosen["validation_of_draws"], max(drawn)))
         draws = f"on {DRAWS} draws of validation rows, which decide between solved models"
         yield f"{draws}, its {metric} is {mine}, the best {best}"

@@ -223,7 +223,7 @@ def standard_models(
                 problems.append(f"baseline left out: {recipe.name}, {recipe.too_large}")
                 continue
             with note_failure(problems, f"baseline left out: {recipe.name}"):
-                answers, strength = made if isinstance(made := recipe.fit(), Tuned) else (made, 1.0)
+                answers, strength = recipe.fit_tuned()
                 if data.levels and not recipe.quantiles:
                     answers = _add_errors(data, answers)
                 form = Form(recipe.form, strength) if recipe.form else None
@@ -250,6 +250,11 @@ class _Recipe(NamedTuple):
     form: str = ""  # the model that can hold it, one for each client, whose season tuning may choose; "": none
     quantiles: bool = False  # whether it answers with the quantiles that are asked, where others answer with a mean
 
+    def fit_tuned(self) -> Tuned:
+        """Its answers, with a strength of 1 where none is chosen."""
+        made = self.fit()
+        return made if isinstance(made, Tuned) else Tuned(made, 1.0)
+
 
 def _of_numbers(data: _Data) -> Iterator[_Recipe]:
     rows, forecasts = data.training(), isinstance(data.task, Forecasting)
@@ -274,7 +279,7 @@ def _of_changes(data: _Data) -> Iterator[_Recipe]:
 
     def fit_since(recipe: _Recipe) -> Tuned:
         """In the units of the forecasts again."""
-        answers, strength = made if isinstance(made := recipe.fit(), Tuned) else (made, 1.0)
+        answers, strength = recipe.fit_tuned()
         return Tuned({split: item + data.last_readings(split) for split, item in answers.items()}, strength)
 
     for recipe in (*_of_ridges(changes, "a ridge of changes", "changes"), *_of_trees(changes)):

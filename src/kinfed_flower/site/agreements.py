@@ -129,7 +129,7 @@ class Agreements:
         """
         if not self.required:
             return ""
-        agreed = self._read()
+        agreed = self._read_plans()
         for i, table in enumerate(plans):
             entry = agreed.get(digest(table))
             if entry is None:
@@ -148,7 +148,7 @@ class Agreements:
         if not self.required:
             return
         key = str(message.get("plan"))
-        agreed = self._read().get(key) if PLAN_HASH.fullmatch(key) else None
+        agreed = self._read_plans().get(key) if PLAN_HASH.fullmatch(key) else None
         if agreed is not None and agreed.get("private"):
             raise Withheld("a description of its rows has no price under privacy, so none leaves")
         if agreed is None or [agreed["split"], agreed["seed"]] != [message["split"], message["seed"]]:
@@ -159,7 +159,7 @@ class Agreements:
         """Raise Withheld unless a run of a plan is agreed to, with this description of the rows."""
         key = self._key(table, invitation["experiment"])
         experiment = invitation["experiment"]
-        entry = self._read().get(key)
+        entry = self._read_plans().get(key)
         if entry is None:
             if self.required:
                 raise self._not_agreed(f"its hash is {key[:16]}")
@@ -191,13 +191,13 @@ class Agreements:
 
     def check_masked(self, table: Table, experiment: str, round: int) -> None:
         """Raise Withheld if an upload of this round, or of a later one, was masked: two sums could show it."""
-        self._check_masked(self._read().get(self._key(table, experiment), {}), round)
+        self._check_masked(self._read_plans().get(self._key(table, experiment), {}), round)
 
     def _check_masked(self, entry: Mapping[str, Any], round: int) -> None:
         if round <= (last := entry.get("masked", -1)):
             raise Withheld(f"it has masked an upload of round {last + 1}, and masks none of that or an earlier round")
 
-    def _read(self) -> dict[str, Any]:
+    def _read_plans(self) -> dict[str, Any]:
         """By plan what was agreed to; what else lies in that file is no agreement."""
         kept = read_json(locate(self.folder, AGREED))
         return {key: entry for key, entry in kept.items() if isinstance(entry, dict) and {*TERMS} <= entry.keys()}

@@ -41,7 +41,7 @@ class Outcome(NamedTuple):
 def computing() -> Iterator[None]:
     """Raise UsageError where the method's program cannot take what the server sent.
 
-    It says of what kind the error was and no more, as the server is told of it, and what it says may be of rows.
+    The message names the kind of the error alone, because it goes to the server, and an error's text may quote rows.
     """
     try:
         yield

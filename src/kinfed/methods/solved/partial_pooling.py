@@ -563,6 +563,11 @@ def _scale(sums: Sums, k: int, squared: bool) -> Tensor:
     return (squares.sum(0) / sums.rows[:, k].sum().clamp(min=LEAST)).clamp(min=LEAST)
 
 
+def _scales(sums: Sums) -> Tensor:
+    """[f, k] the same of all outputs of labels or counts."""
+    return torch.stack([_scale(sums, k, squared=False) for k in range(sums.rows.shape[1])], 1)
+
+
 def step_length(server: Server, before: Sums, after: Sums, cohort: Tensor) -> float:
     """How much of the last step of Newton's method is taken: 1, or less if the penalised loss climbs at its end.
 
@@ -572,8 +577,7 @@ def step_length(server: Server, before: Sums, after: Sums, cohort: Tensor) -> fl
     """
     cohort = cohort[before.rows[cohort].any(1) & server.at[cohort].flatten(1).any(1)]
     ends = (before, server.at, server.centre_at), (after, server.coefficients, server.centre)
-    outputs = range(server.centre.shape[1])
-    scale = torch.stack([_scale(after, k, squared=False) for k in outputs], 1)  # [f, k]
+    scale = _scales(after)
     move = (server.coefficients - server.at)[cohort]
     shift = server.centre - server.centre_at
     slopes = []
@@ -593,14 +597,15 @@ def _shorten_step(server: Server, begin: Tensor, centre: Tensor) -> Server:
     Outputs are of inputs of usual size, and begin: [N, f, k] and centre: [f, k] are the coefficients before the step.
     Where rows separate labels their curvature vanishes, and Newton's method leaps far beyond what they say.
     """
-    scale = torch.stack([_scale(server.sums, k, squared=False) for k in range(centre.shape[1])], 1)  # [f, k]
+    scale = _scales(server.sums)
 
-    def size(coefficients: Tensor) -> Tensor:
+    def measure(coefficients: Tensor) -> Tensor:
         return (coefficients.square() * scale).sum(-2, keepdim=True).sqrt()
 
     def shorten(before: Tensor, after: Tensor) -> Tensor:
-        farthest, move = FAR + size(before), after - before
-        return torch.where(size(move) > farthest, before + move * (farthest / size(move).clamp(min=FAR)), after)
+        farthest, move = FAR + measure(before), after - before
+        size = measure(move)
+        return torch.where(size > farthest, before + move * (farthest / size.clamp(min=FAR)), after)
 
     return server._replace(coefficients=shorten(begin, server.coefficients), centre=shorten(centre, server.centre))
 
