@@ -207,13 +207,16 @@ def measure_process(name, clients):
         kb = {name: int(size) for name, size, _ in fields}
         shares.append((kb["Anonymous:"] / 1e3, kb["Pss:"] / 1e3))
 
-    x = np.load(os.environ[EXAMPLES], mmap_mode="r" if name == "mapped" else None)
-    y, owner = np.arange(len(x)) % 10, np.arange(len(x)) % clients
+    def build():
+        x = np.load(os.environ[EXAMPLES], mmap_mode="r" if name == "mapped" else None)
+        return Federation.from_arrays(x, np.arange(len(x)) % 10, np.arange(len(x)) % clients)
+
     with distributed.group():
         torch.manual_seed(0)
         module = MODELS["mlp"]((784,), 10, hidden=(32,))
         how = {"execution": Execution(progress=look, keep_state=False), "participation": 100 / clients}
-        fit(METHODS["fedavg"](), Federation.from_arrays(x, y, owner), module, rounds=2, training=TRAINING, **how)
+        data = distributed.build_once(build) if name == "shared" else build()
+        fit(METHODS["fedavg"](), data, module, rounds=2, training=TRAINING, **how)
     return dict(zip(("alone", "part"), map(max, zip(*shares, strict=True)), strict=True))
 
 
@@ -314,14 +317,15 @@ def write_processes(machine, most):
     yield "## Several processes"
     yield ""
     yield "Memory of each process of a machine, started by torchrun, when a round of FedAvg is over. The examples are a"
-    yield 'file of NumPy\'s, which is loaded, or mapped by `mmap_mode="r"`. Pages that several processes have in common'
-    yield "count in parts. For one row: `--case processes:mapped CLIENTS PROCESSES`."
+    yield "file of NumPy's. Each process loads it, or one does and all share what it made, as with `kinfed run`, or a"
+    yield 'program maps it by `mmap_mode="r"`. Pages that several processes have in common count in parts. For one row:'
+    yield "`--case processes:shared CLIENTS PROCESSES`."
     yield machine
     yield ""
     yield "| examples | clients | MB of the file | processes | MB that one has alone | with its part of common pages |"
     yield "| --- | ---: | ---: | ---: | ---: | ---: |"
-    for name in ("loaded", "mapped"):
-        for count in (1, 2):
+    for name in ("loaded", "shared", "mapped"):
+        for count in (1, 2, 4):
             if most >= SHARED:
                 figures = run_alone(f"processes:{name}", SHARED, count)
                 cells = " | ".join(f"{figures[key]:.0f}" for key in ("alone", "part"))

@@ -1,13 +1,16 @@
 """Two processes that share the clients find what one finds alone."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
 from processes import run_kinfed
 from safetensors.torch import load_file
 
+from kinfed import Federation, UsageError
 from kinfed.core.batches import Ragged
+from kinfed.core.tasks import Classification
 from kinfed.simulation.distributed import take_examples
 
 
@@ -130,7 +133,7 @@ if __name__ == "__main__":
         ids, kept = fleet.states.keep()
         assert len(ids) == len(kept.theta) == (5 if distributed.leads() else 2)
         try:
-            fleet._run_together(lambda: 1 / fleet._rank)
+            distributed.run_together(lambda: 1 / fleet._rank)
         except RunError as problem:
             assert "ZeroDivisionError" in str(problem)
         else:
@@ -159,6 +162,66 @@ def test_two_processes_find_what_one_finds_and_each_holds_its_own_clients_states
     )
     torch.save(alone, tmp_path / "alone.pt")
     run_kinfed(tmp_path, 2, tmp_path / "alone.pt", script=SHARED)
+
+
+ONCE = """
+import resource, torch
+from pathlib import Path
+from kinfed import Execution, Federation, RunError, UsageError, fit
+from kinfed.methods import FedAvg
+from kinfed.simulation import distributed
+
+def build():
+    print("built", flush=True)
+    x = torch.arange(40000.0).reshape(10000, 4) / 40000
+    owner = torch.arange(10000) % 7
+    return Federation.from_arrays(x, (owner + torch.arange(10000)) % 3, owner)
+
+def fail():
+    raise UsageError("no such data")
+
+def fill():
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10000, 10000))
+    return build()
+
+def problem_of(work):
+    try:
+        distributed.build_once(work)
+    except (UsageError, RunError) as problem:
+        return str(problem)
+
+with distributed.group():
+    torch.manual_seed(0)
+    data = distributed.build_once(build)
+    mapped = "federation.pt (deleted)" in Path("/proc/self/maps").read_text()
+    assert mapped == distributed.is_on()
+    run = fit(FedAvg(), data, torch.nn.Linear(4, 3), rounds=2, execution=Execution("loop"))
+    print(data.digest(), [round(score, 5) for score in run.history.test("shared").tolist()], flush=True)
+    if mapped:
+        assert problem_of(fail) == "no such data"
+        full = problem_of(fill)
+        assert full.startswith("no room for the 0.00024 GB of examples, which processes share in a file of /"), full
+        assert full.endswith(": File too large; free some, or set TMPDIR to a folder on a larger disk"), full
+"""
+
+
+def test_one_process_of_a_machine_builds_the_examples_and_all_map_its_file(tmp_path):
+    ((alone, _, _),) = run_kinfed(tmp_path, 1, script=ONCE)
+    (first, _, _), (other, _, _) = run_kinfed(tmp_path, 2, script=ONCE)
+    assert alone.startswith("built\n")
+    assert first == alone + "built\n"  # once more for a disk that is full
+    assert other == alone.removeprefix("built\n")
+
+
+def test_a_part_of_a_federation_need_not_train_on_all_classes_that_it_tests():
+    y = torch.tensor([0, 0, 1, 1, 1, 0]).repeat(2)
+    rows = torch.arange(12).split(3)
+    parts = {"train": [r[:2] for r in rows], "validation": [r[:0] for r in rows], "test": [r[2:] for r in rows]}
+    data = Federation(torch.randn(12, 2), y, parts, Classification(2))
+    part = {"rows": {split: held[::2] for split, held in parts.items()}, "names": ("0", "2")}
+    assert len(data.replace_unchecked(**part).to(torch.device("cpu"))) == 2
+    with pytest.raises(UsageError, match="no client has a training example of class 1"):
+        replace(data, **part)
 
 
 def test_a_device_gets_examples_of_its_own_clients_alone():

@@ -121,7 +121,8 @@ def _run(args: argparse.Namespace, console: Console) -> None:
     experiment = config.resolve(raw)
     source = experiment.method_name if yours else args.source
     config.warn_of_idle(source, args.overrides, {experiment.method_name: experiment.method})
-    summary = _train(experiment, args, console, _tell(experiment, args, console) if yours else None)
+    with distributed.group():
+        summary = _train(experiment, args, console, _tell(experiment, args, console) if yours else None)
     if yours and summary and not args.quiet:
         console.print(f"repeat it with: kinfed run {summary.out}/config.toml --out DIR", soft_wrap=True)
 
@@ -136,7 +137,8 @@ def _continue(args: argparse.Namespace, console: Console) -> None:
     if args.dry_run:  # of the rounds that are added
         more = experiment.rounds.count - former.read_summary().rounds
         experiment = config.resolve({**experiment.table, "rounds": more})
-    _train(experiment, args, console, former=former)
+    with distributed.group():
+        _train(experiment, args, console, former=former)
 
 
 def _train(
@@ -151,7 +153,7 @@ def _train(
         planned = Planned(experiment.method_name, experiment, experiment.seeds)
         dry_run([planned], args, console, beside=args.wanted, federation=federation)
         return None
-    with distributed.group(), Bar(console, args.quiet or not distributed.leads(), args.verbose) as bar:
+    with Bar(console, args.quiet or not distributed.leads(), args.verbose) as bar:
         how, beside = execution(args, bar), args.wanted
         summary = launch(experiment, args.out, how, args.data_dir, beside, bar.begin, federation, former)
     if summary:
@@ -170,8 +172,12 @@ def _open(folder: Path, args: argparse.Namespace, console: Console) -> None:
 
 def _tell(experiment: Experiment, args: argparse.Namespace, console: Console) -> Federation:
     """Say what was chosen for a table; data that cannot be trained on end here, before a folder is made."""
-    dataset = table_options.dataset(experiment, args)
-    federation = experiment.federation(args.data_dir, experiment.seed, dataset)
+
+    def build() -> Federation:
+        return experiment.federation(args.data_dir, experiment.seed, table_options.dataset(experiment, args))
+
+    federation = distributed.build_once(build)
+    args.frame = None  # which a process that did not build still has
     choices = from_table.choices(experiment, federation)
     if not args.quiet and distributed.leads():
         table_options.tell(choices, console)

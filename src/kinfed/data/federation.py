@@ -1,5 +1,6 @@
 """Federation: all clients' examples in one pool, and which rows belong to which client and split."""
 
+import copy
 import hashlib
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -179,7 +180,14 @@ class Federation:
         """The same federation with its pool on a device."""
         moved = {split: rows.to(device) for split, rows in join_rows(self.rows).items()}
         weights = None if self.weights is None else self.weights.to(device)
-        return replace(self, x=_to(self.x, device), y=_to(self.y, device), rows=moved, weights=weights)
+        return self.replace_unchecked(x=_to(self.x, device), y=_to(self.y, device), rows=moved, weights=weights)
+
+    def replace_unchecked(self, **fields: Any) -> "Federation":
+        """The same with other fields, whose values are of a federation that has been checked."""
+        other = copy.copy(self)
+        for name, value in fields.items():
+            object.__setattr__(other, name, value)
+        return other
 
     @staticmethod
     def from_arrays(

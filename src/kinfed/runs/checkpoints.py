@@ -65,7 +65,7 @@ class Checkpointer:
         if self._path is None:
             return requested
         self._fixed = {
-            "data": federation.digest(),
+            "data": distributed.agree(federation.digest() if distributed.leads() else None),
             "model": model.digest(),
             "select_by": rounds.select_by,
             "seed": seed,

@@ -261,7 +261,8 @@ class _Run:
         try:
             if federation is None and (beside == "auto" or single):
                 former = further_rounds.read_former(out, experiment.seed)  # whose scale is kept
-                federation = experiment.federation(self.data_dir, experiment.seed, former=former)
+                build = partial(experiment.federation, self.data_dir, experiment.seed, former=former)
+                federation = distributed.build_once(build)
             if beside == "auto" and federation is not None:
                 beside = [*reference_runs.plan(experiment, federation)[0]]
             self._begin_references(beside)

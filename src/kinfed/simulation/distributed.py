@@ -1,15 +1,18 @@
 """Distributed: one run in several processes, started by torchrun; each simulates its share of the clients.
 
-Every process holds the private states of its own clients alone, takes part in every round and keeps the server's state,
-which is the same in all. The first one is the leader: it alone holds the clients' models, writes files and prints.
+Every process holds the examples and private states of its own clients alone, takes part in every round and keeps the
+server's state, which is the same in all. The first one is the leader: it alone holds the clients' models, writes files
+and prints.
 """
 
-import copy
 import os
+import platform
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -71,9 +74,59 @@ def agree(value: Any) -> Any:
     """The leader's value, once every process has called this."""
     if not is_on():
         return value
-    values = [None] * dist.get_world_size()
-    dist.all_gather_object(values, value)
-    return values[0]
+    return share_objects(value)[0]
+
+
+def share_objects(part: Any) -> list[Any]:
+    """What each process gives, in their order."""
+    parts: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(parts, part)
+    return parts
+
+
+def run_together(work: Callable[[], Any]) -> Any:
+    """Do this process's share; if any process fails, all raise, so that none waits for it."""
+    result, problem = None, None
+    try:
+        result = work()
+    except Exception as raised:
+        problem = raised
+    reported = problem if isinstance(problem, RunError | UsageError) else problem and RunError(repr(problem))
+    first = next((p for p in share_objects(reported) if p is not None), None)
+    if first is not None:
+        raise first from problem
+    return result
+
+
+def build_once(build: Callable[[], Federation]) -> Federation:
+    """What `build` returns, of which a machine holds one copy: in a file that its processes map.
+
+    The first process of each machine builds it and writes the file, which has no name any more once all have mapped it.
+    Pages are in memory from when they are touched until the system needs the room, so a process has those of its own
+    clients. Raises RunError in all processes if there is no room for the file, or what `build` raises.
+    """
+    if not is_on():
+        return build()
+    machine = platform.node(), os.environ.get("GROUP_RANK")  # of torchrun
+    with tempfile.TemporaryDirectory(prefix="kinfed-") as folder:
+        path = Path(folder) / "federation.pt"
+        first = int(os.environ.get("LOCAL_RANK", 0)) == 0
+        run_together(lambda: _write(build(), path) if first else None)
+        paths = {where: written for where, written, leads in share_objects((machine, path, first)) if leads}
+        return run_together(lambda: torch.load(paths[machine], mmap=True, weights_only=False))
+
+
+def _write(federation: Federation, path: Path) -> None:
+    try:
+        with path.open("wb") as file:
+            torch.save(federation, file)
+    except (OSError, RuntimeError) as problem:  # PyTorch's, in the place of the file's
+        problem = problem.__context__ if isinstance(problem.__context__, OSError) else problem
+        size = sum(t.untyped_storage().nbytes() for t in (federation.x, federation.y)) / 1e9
+        raise RunError(
+            f"no room for the {size:.3g} GB of examples, which processes share in a file of {path.parent.parent}: "
+            f"{getattr(problem, 'strerror', problem)}; free some, or set TMPDIR to a folder on a larger disk"
+        ) from None
 
 
 def take_examples(
@@ -109,12 +162,12 @@ class Distributed:
         self._everyone = torch.arange(len(federation))
         self._own_ids = self._everyone[self._everyone % self._world == self._rank]
         share = self._share(federation, pick_device(execution.device))
-        local: Simulation = self._run_together(lambda: Simulation(share, *arguments, execution=execution, **settings))
+        local: Simulation = run_together(lambda: Simulation(share, *arguments, execution=execution, **settings))
         # With other clients, another process may have chosen another executor.
         leader = agree(local.how)
         adopted = replace(execution, executor=leader["executor"], chunk=leader["chunk"])
         same = all(local.how[name] == leader[name] for name in ("executor", "chunk"))
-        self._local = self._run_together(
+        self._local = run_together(
             lambda: local if same else Simulation(share, *arguments, execution=adopted, **settings)
         )
         self.device, self.how, self.executor = self._local.device, self._local.how, self._local.executor
@@ -133,11 +186,11 @@ class Distributed:
         """What uploads may reveal and have cost after so many rounds of each client, as of a single process."""
         local, ids = self._local, self._own_ids.tolist()
         if local.budget:  # without a client of its own in any round a process does not know what a round takes
-            plans = self._share_objects(local.budget.draws)
+            plans = share_objects(local.budget.draws)
             local.budget.draws = next((draws for draws in plans if draws is not None), None)
         if local.client_budget:
-            local.client_budget.uploads = all(self._share_objects(local.client_budget.uploads))
-        parts = self._share_objects(local.describe_privacy([rounds[i] for i in ids]))
+            local.client_budget.uploads = all(share_objects(local.client_budget.uploads))
+        parts = share_objects(local.describe_privacy([rounds[i] for i in ids]))
         if parts[0] is None:
             return None
         joined: dict[str, Any] = dict(parts[0])
@@ -147,7 +200,7 @@ class Distributed:
 
     def roster(self, graph: Any = None) -> Roster:
         """What the server knows before round 1."""
-        local = self._run_together(lambda: self._local.roster())
+        local = run_together(lambda: self._local.roster())
         weights = () if local.example_weights is None else local.example_weights
         gathered = self._gather(self._everyone, (local.sizes, local.client_statistics, weights), everywhere=True)
         sizes, statistics, weights = gathered
@@ -172,7 +225,7 @@ class Distributed:
         def work() -> Tree:
             return self._local.train(round, ids, trees.pick(sent, place))[1] if len(ids) else None
 
-        return cohort, self._gather(cohort, self._run_together(work), everywhere=True)
+        return cohort, self._gather(cohort, run_together(work), everywhere=True)
 
     def evaluate(self, round: int, cohort: Tensor, sent: Tree) -> Evaluation:
         """Scores of the cohort's models; only the leader receives the models themselves."""
@@ -181,9 +234,9 @@ class Distributed:
         def work() -> Any:
             return self._local.evaluate(round, ids, trees.pick(sent, place)) if len(ids) else None
 
-        result = self._run_together(work)
+        result = run_together(work)
         scores = self._gather(cohort, result and result.scores, everywhere=True)
-        own_models = self._run_together(lambda: result and _read(result.models))
+        own_models = run_together(lambda: result and _read(result.models))
         models = self._gather(cohort, own_models, everywhere=False, axes=trees.axes)
         local = result and (() if result.shares is None else (result.shares,))
         shares = self._gather(cohort, local, everywhere=True)
@@ -203,40 +256,18 @@ class Distributed:
 
         To another device than the CPU, where all examples are, go those of its own clients alone.
         """
-        part = copy.copy(federation)
         ids = self._own_ids.tolist()
         rows = {split: Ragged.join([parts[i] for i in ids]) for split, parts in federation.rows.items()}
         pool = {"x": federation.x, "y": federation.y, "weights": federation.weights}
         if device.type != "cpu":
             rows, pool = take_examples(rows, pool)
         names = [self.names[i] for i in ids]
-        for name, value in ({"rows": rows, "names": names, "graph": None} | pool).items():
-            object.__setattr__(part, name, value)
-        return part
+        return federation.replace_unchecked(rows=rows, names=names, graph=None, **pool)
 
     def _part(self, cohort: Tensor) -> tuple[Tensor, Tensor]:
         """Where in the cohort: [K] this process's clients are, and their ids in its own simulation."""
         place = (cohort % self._world == self._rank).nonzero().squeeze(1)
         return place, cohort[place] // self._world
-
-    def _share_objects(self, part: Any) -> list[Any]:
-        """What each process gives, in their order."""
-        parts: list[Any] = [None] * self._world
-        dist.all_gather_object(parts, part)
-        return parts
-
-    def _run_together(self, work: Callable[[], Any]) -> Any:
-        """Do this process's share; if any process fails, all raise, so that none waits for it."""
-        result, problem = None, None
-        try:
-            result = work()
-        except Exception as raised:
-            problem = raised
-        reported = problem if isinstance(problem, RunError | UsageError) else problem and RunError(repr(problem))
-        first = next((p for p in self._share_objects(reported) if p is not None), None)
-        if first is not None:
-            raise first from problem
-        return result
 
     def _gather(
         self,
@@ -247,10 +278,9 @@ class Distributed:
     ) -> Tree:
         """[K, ...] in the order of the cohort, from each process's rows; None for followers unless `everywhere`."""
         cohort = cohort.cpu()  # rows are sent between CPUs
-        forms: list[Any] = [None] * self._world
-        dist.all_gather_object(forms, rows is not None and tree_map(lambda t: torch.empty_like(t, device="meta"), rows))
+        own = rows is not None and tree_map(lambda t: torch.empty_like(t, device="meta"), rows)
         parts: dict[int, Tree] = {}
-        for rank, form in enumerate(forms):
+        for rank, form in enumerate(share_objects(own)):
             if form is False:
                 continue
             at = ((cohort % self._world) == rank).nonzero().squeeze(1)
@@ -295,9 +325,7 @@ class _States:
         fleet = self._fleet
         local, states = self._own.keep()
         ids = fleet._own_ids[local.cpu()]
-        reports: list[Any] = [None] * fleet._world
-        dist.all_gather_object(reports, ids)
-        everyone = torch.cat(reports).sort().values
+        everyone = torch.cat(share_objects(ids)).sort().values
         if not len(everyone):
             return everyone, states
         states = tree_map(lambda table: table[:], states)
