@@ -252,3 +252,20 @@ def test_requests_that_cannot_be_shared_are_refused_once(tmp_path):
     )
     assert ended[1][1] == ""
     assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.slow
+def test_a_table_is_described_once_and_its_method_must_be_named(tmp_path):
+    rows = "".join(f"s{i % 4},{i % 7},{i % 7 > 2}\n" for i in range(200))
+    (tmp_path / "shops.csv").write_text(f"shop,x,y\n{rows}")
+    table = ("run", "shops.csv", "--client", "shop", "--target", "y")
+    for command in (table, ("choose", "shops.csv", "--client", "shop", "--target", "y")):
+        ended = run_kinfed(tmp_path, 2, *command, "--out", "x", check=False)
+        assert [code for _, _, code in ended] == [2, 2], ended
+        assert "several processes share one run; choose without torchrun" in ended[0][1]
+        assert ended[1][:2] == ("", "")
+    (_, said, _), (silent, nothing, _) = run_kinfed(
+        tmp_path, 2, *table, "--method", "fedavg", "rounds=2", "--beside", "none", "--out", "y"
+    )
+    assert (silent, nothing) == ("", "")
+    assert "everything is in y" in said

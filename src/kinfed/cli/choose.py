@@ -22,6 +22,7 @@ from ..search.choice_folder import Chosen, Request, choose_in
 from ..search.choose import CLOSE, LEFT_OUT, TRIED, WITH_GRAPH
 from ..search.successive_halving import Entry
 from ..search.sweep import parse
+from ..simulation import distributed
 from ..verdict.statistics import is_share
 from ..verdict.verdict import plain
 from . import table_options
@@ -99,7 +100,7 @@ def choose_for(
         request.check()
         arena = request.arena(execution(args), federation)
         return dry_run(candidates(request, arena), args, console, request.jobs or 1, federation=arena.federation)
-    with Bar(console, args.quiet) as bar:
+    with distributed.group(), Bar(console, args.quiet) as bar:
         remaining = ""
 
         def on_rung(rung: int, left: Any) -> None:

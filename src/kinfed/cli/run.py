@@ -114,7 +114,8 @@ def _run(args: argparse.Namespace, console: Console) -> None:
     raw = table_options.read(args.source, args, args.method)
     method = raw.get("method", {})
     if yours and isinstance(method, dict) and "name" not in method:
-        return _choose(raw, args, console)
+        with distributed.group():
+            return _choose(raw, args, console)
     if args.budget:
         fix = "leave it out, or --method" if yours else "leave it out"
         raise UsageError(f"--budget is for finding a method on a table of yours; {fix}")

@@ -40,7 +40,7 @@ from .simulation import Simulation
 @contextmanager
 def group() -> Iterator[None]:
     """Join the process group if torchrun started several processes; leave it at the end."""
-    if int(os.environ.get("WORLD_SIZE", 1)) < 2:
+    if int(os.environ.get("WORLD_SIZE", 1)) < 2 or is_on():
         yield
         return
     if torch.cuda.is_available():
