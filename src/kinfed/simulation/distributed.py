@@ -278,9 +278,9 @@ class Distributed:
     ) -> Tree:
         """[K, ...] in the order of the cohort, from each process's rows; None for followers unless `everywhere`."""
         cohort = cohort.cpu()  # rows are sent between CPUs
-        own = rows is not None and tree_map(lambda t: torch.empty_like(t, device="meta"), rows)
+        shapes = rows is not None and tree_map(lambda t: torch.empty_like(t, device="meta"), rows)
         parts: dict[int, Tree] = {}
-        for rank, form in enumerate(share_objects(own)):
+        for rank, form in enumerate(share_objects(shapes)):
             if form is False:
                 continue
             at = ((cohort % self._world) == rank).nonzero().squeeze(1)
