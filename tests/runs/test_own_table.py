@@ -159,6 +159,13 @@ def test_what_cannot_be_used_is_one_line_that_helps(tmp_path, monkeypatch, clien
         config.resolve(from_table.config("t.csv", client, target, SETTINGS)).federation(None, 0)
 
 
+def test_a_table_with_a_column_for_each_client_is_refused_with_what_helps(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path, [f"2024-01-{day:02},{day},{day}.5" for day in range(1, 29)], head="day,north,south")
+    with pytest.raises(UsageError, match=r"t\.csv has day, north, south; where each client is a column, docs/data\.md"):
+        from_table.config("t.csv", "", "", SETTINGS)
+
+
 def test_text_dates_and_holes_are_inputs_and_said(tmp_path):
     draw = np.random.default_rng(0)
     table = [

@@ -208,6 +208,66 @@ def test_rows_without_a_target_or_a_client_are_left_out_as_in_training(tmp_path)
         assert torch.equal(one.rows, other.rows)
 
 
+def readings(path, clients, days=range(1, 29), time="day"):
+    """Daily readings that follow the rain, which is known ahead, at a level of each client's own."""
+    rng = np.random.default_rng(5)
+    lines = [f"gauge,{time},rain,level"]
+    for i, client in enumerate(clients):
+        rain = rng.normal(size=60).round(3)
+        for month in (3, 4):
+            for day in days:
+                at = 28 * (month - 3) + day
+                level = 3 * i + 2 * rain[at] + rain[at - 1]
+                lines.append(f"{client},2021-{month:02}-{day:02},{rain[at]},{level:.4f}")
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def series(tmp_path, *overrides):
+    """A run of all gauges but the last, which is a newcomer."""
+    path = readings(tmp_path / "gauges.csv", "abcdN")
+    data = {"name": "csv", "path": path, "client": "gauge", "target": "level", "time": "day", "past": 4, "horizon": 2}
+    settings = [f"federation.dataset.{key}={value}" for key, value in data.items()]
+    raw = experiment.read("fedavg", [*settings, "federation.newcomers=['N']", "rounds=2", *overrides])
+    launch(experiment.resolve(raw), tmp_path / "run", Execution("loop", 1))
+    lines = path.read_text().splitlines()
+    (tmp_path / "N.csv").write_text("\n".join([lines[0], *(line for line in lines if line.startswith("N,"))]) + "\n")
+    return Run.open(tmp_path / "run")
+
+
+@pytest.mark.parametrize("setting", ["", "future=['rain']", "scale=client"])
+def test_a_file_of_a_newcomers_readings_is_cut_and_scaled_as_those_of_training(setting, tmp_path):
+    saved = series(tmp_path, *([f"federation.dataset.{setting}"] if setting else []))
+    (left_out,) = joining_clients.of_run(saved, None)
+    (in_file,) = joining_clients.of_table(saved, tmp_path / "N.csv", None)
+    assert in_file.name == left_out.name == "N"
+    for rows in ("rows", "test"):
+        places, others = getattr(in_file, rows), getattr(left_out, rows)
+        assert torch.equal(in_file.x[places], left_out.x[others])
+        assert torch.equal(in_file.y[places], left_out.y[others])
+    lines = [line.partition(",")[2] for line in (tmp_path / "N.csv").read_text().splitlines()]
+    (tmp_path / "N.csv").write_text("\n".join(lines) + "\n")  # a file of one newcomer needs no column of clients
+    command = ["onboard", str(tmp_path / "run"), "--data", str(tmp_path / "N.csv"), "--shots", "0,all"]
+    assert execute([*command, "how.executor=loop", "--out", str(tmp_path / "out")]) == 0
+    assert execute(["predict", str(tmp_path / "out"), str(tmp_path / "gauges.csv"), "--unknown", "skip"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"clients": "a"}, "client 'a' took part in .*; a newcomer needs a name of its own"),
+        ({"days": range(1, 29, 2)}, r"new\.csv: the length of a step was 86400.* in training, and is uneven here"),
+        ({"time": "date"}, r"new\.csv has no column 'day'"),
+        ({"days": range(1, 3)}, r"new\.csv: a window covers 4 \+ 2 steps, but the series have 4; make past or"),
+    ],
+)
+def test_readings_that_do_not_fit_are_refused_in_one_line(change, message, tmp_path):
+    saved = series(tmp_path)
+    new = readings(tmp_path / "new.csv", **({"clients": "x"} | change))
+    with pytest.raises(UsageError, match=message):
+        joining_clients.of_table(saved, new, None)
+
+
 def test_links_say_who_a_newcomers_neighbours_are(tmp_path):
     links = "from,to\na,b\nb,c\nA,B\nB,C\n"
     (tmp_path / "known-links.csv").write_text(links)

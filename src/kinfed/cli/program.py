@@ -71,7 +71,7 @@ def execute(arguments: list[str] | None) -> int:
     if len(behind) < len(rest):
         strange = [word for word in rest if word not in behind]
         options = [word.partition("=")[0] for word in strange if word.startswith("--")]
-        hint = f"; {_suggest_option(args.parser, options[0])}" if options else ""
+        hint = f"; {_suggest_option(args.parser, options[0], hasattr(args, 'overrides'))}" if options else ""
         args.parser.error(f"unrecognized arguments: {' '.join(strange)}{hint}")
     if behind:  # settings after an option
         args.overrides = [*args.overrides, *behind]
@@ -115,9 +115,10 @@ def execute(arguments: list[str] | None) -> int:
         return code
 
 
-def _suggest_option(parser: Any, option: str) -> str:
-    """The option that may be meant."""
-    return nearest(option, [name for name in parser._option_string_actions if name.startswith("--")])
+def _suggest_option(parser: Any, option: str, has_settings: bool) -> str:
+    """The option that may be meant, or the setting of a command that has settings."""
+    hint = nearest(option, [name for name in parser._option_string_actions if name.startswith("--")])
+    return f"write a setting as {option.lstrip('-')}=VALUE, or {hint}" if has_settings else hint
 
 
 class _Commands(argparse._SubParsersAction):  # type: ignore[type-arg]

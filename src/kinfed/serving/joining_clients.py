@@ -11,6 +11,7 @@ from ..core.seeding import generator, tags
 from ..core.tasks import Task
 from ..data.federation import Federation
 from ..data.graph_files import read as read_graph
+from ..data.split import SPLITS
 from ..data.tables.column_statistics import NumberStatistics
 from ..data.tables.columns import Number
 from ..data.tables.encoder import Preparation
@@ -18,6 +19,7 @@ from ..data.tables.frame import Frame
 from ..data.tables.open_table import open_table
 from ..data.tables.row_examples import keep_weighted
 from ..data.tables.schema import Description, Own
+from ..data.tables.table_reader import TableReader
 from ..data.tables.words import Numbers, known_name
 from ..errors import UsageError, nearest
 from ..runs.config import experiment as config
@@ -51,8 +53,11 @@ class Newcomer:
 def of_table(saved: Run, path: Path, edges: Path | None) -> list[Newcomer]:
     """The newcomers in a file: one for each name in its column of clients, or without that column a single one.
 
-    Everything is done to its rows that was done to training rows. Raises UsageError for rows that do not fit.
+    Everything is done to its rows, or readings of series, that was done to those of training. Raises UsageError for
+    rows that do not fit.
     """
+    if saved.summary.sites is None and "series" in (saved.summary.data.scale or {}):
+        return _of_series(saved, path, edges)
     experiment, description = _read_experiment(saved)
     frame = open_table(path).with_joined(description.client)
     targets = [target.name for target in description.targets]
@@ -70,8 +75,7 @@ def of_table(saved: Run, path: Path, edges: Path | None) -> list[Newcomer]:
     if description.client in frame.columns:
         column = frame[description.client].text()
         owners, who = list(column.names), torch.from_numpy(column.codes)
-    if participants := [name for name in owners if name in saved.names]:
-        raise UsageError(f"client '{participants[0]}' took part in {saved.folder}; a newcomer needs a name of its own")
+    _check_new(saved, owners)
     owned = [(who == i).nonzero().flatten() for i in range(len(owners))]
     labels = y if description.targets[0].classes else None
     draws = [generator(saved.summary.seeds[0], "split", int(tag)) for tag in tags(owners)]
@@ -93,6 +97,38 @@ def of_table(saved: Run, path: Path, edges: Path | None) -> list[Newcomer]:
     return result
 
 
+def _of_series(saved: Run, path: Path, edges: Path | None) -> list[Newcomer]:
+    """The newcomers in a file of readings, which become windows, scaled as those of training."""
+    experiment = saved.experiment
+    assert experiment is not None
+    assert isinstance(experiment.dataset, TableReader)
+    frame = open_table(path).with_joined(column := experiment.dataset.client_column)
+    if column not in frame.columns:
+        frame = frame.with_text(column, path.stem)
+    dataset = replace(experiment.dataset, edges="").read_frame(frame)
+    _check_new(saved, dataset.owners)
+    alone = replace(experiment, clients=0, newcomers=0, graph=lambda federation, seed: None)
+    federation, _ = alone.everyone(None, saved.summary.seeds[0], dataset, saved.summary)
+    links = _links(saved, list(federation.names), edges)
+    return [_of_client(saved, federation, i, links[i]) for i in range(len(federation))]
+
+
+def _of_client(
+    saved: Run, federation: Federation, i: int, links: tuple[Tensor, Tensor] | None, scales: Mapping[str, Own] = {}
+) -> Newcomer:
+    """A client of a federation as a newcomer to a run, by its place."""
+    train, validation, test = (federation.rows[split][i] for split in SPLITS)
+    name = federation.names[i]
+    rows = _shuffle(torch.cat([train, validation]), saved, name)
+    return Newcomer(name, federation.x, federation.y, rows, test, federation.task, links, scales, federation.weights)
+
+
+def _check_new(saved: Run, names: Sequence[str]) -> None:
+    """Raise UsageError for a client that took part in the run."""
+    if participants := [name for name in names if name in saved.names]:
+        raise UsageError(f"client '{participants[0]}' took part in {saved.folder}; a newcomer needs a name of its own")
+
+
 def _read_experiment(saved: Run) -> tuple[config.Experiment, Description]:
     """The experiment of a run, and the description of its columns; raises UsageError if it had no rows of a table."""
     description, experiment = saved.description, saved.experiment
@@ -103,7 +139,7 @@ def _read_experiment(saved: Run) -> tuple[config.Experiment, Description]:
         )
     if experiment is None or description is None:
         raise UsageError(
-            f"a newcomer's file has examples as rows, and {saved.folder} was trained on series or other data; "
+            f"a newcomer's file has examples as rows, and {saved.folder} was not trained on a table; "
             "leave clients out of training with federation.newcomers, and onboard them without --data"
         )
     return experiment, description
@@ -179,15 +215,9 @@ def of_run(saved: Run, data_dir: Path | None, wanted: Sequence[str] = ()) -> lis
     for i, name in zip(new, names, strict=True):
         if wanted and name not in wanted:
             continue
-        train, validation, test = (federation.rows[split][i] for split in ("train", "validation", "test"))
         weights = None if federation.graph is None else federation.graph.weights
         links = None if weights is None else (weights[i, members], weights[members, i])
-        rows = _shuffle(torch.cat([train, validation]), saved, name)
-        x = federation.x
-        y = federation.y
-        result.append(
-            Newcomer(name, x, y, rows, test, federation.task, links, scales.get(name, {}), federation.weights)
-        )
+        result.append(_of_client(saved, federation, i, links, scales.get(name, {})))
     return result
 
 

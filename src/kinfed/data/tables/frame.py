@@ -147,6 +147,13 @@ class Frame:
         column = polars.Series(name, lines, polars.String).gather(codes)
         return replace(self, _table=self._table.hstack([column]), added=[*self.added, name])
 
+    def with_text(self, name: str, text: str) -> "Frame":
+        """The frame with a further column, whose cells are all this text."""
+        import polars
+
+        column = polars.Series(name, [text] * len(self), polars.String)
+        return replace(self, _table=self._table.hstack([column]), added=[*self.added, name])
+
     def sources_of(self, name: str) -> list[str]:
         """The columns that a column is made of: those that `with_joined` has joined, or itself."""
         return split_names(name) if name in self.added else [name]

@@ -104,6 +104,15 @@ class Series:
             dropped=tuple(names.get(name, name) for name in self.dropped),
         )
 
+    def check_same(self, trained: "Series", table: str) -> None:
+        """Raise UsageError if times, inputs or the pace of these readings are not as in training."""
+        facts = {"dated": "whether times are dates", "step": "the length of a step", "calendar": "the calendar"}
+        for name, what in {**facts, "kinds": "inputs", "future": "future", "static": "static"}.items():
+            here, before = getattr(self, name), getattr(trained, name)
+            if here != before and (name != "step" or before is not None):
+                here = "uneven" if here is None else here
+                raise UsageError(f"{table}: {what} was {before} in training, and is {here} here")
+
     def windows(self, frame: Frame, owners: Owners) -> Ahead:
         """A window for each row whose past is there: `past` steps without a gap, with a known reading in them.
 

@@ -389,8 +389,13 @@ def _reader(
 
 
 def _prepare_series(prepare: Prepare, series: Series, table: str, dataset: Dataset, rows: Tensor) -> Dataset:
-    """What `prepare` makes of the data set, which also says how to cut windows of new readings."""
+    """What `prepare` makes of the data set, which also says how to cut windows of new readings.
+
+    Raises UsageError for readings that are not as those of an earlier run, whose scale the data set has.
+    """
     new = not dataset.scale
+    if not new:
+        series.check_same(Series.of_scale(dataset.scale), table)
     dataset = prepare(dataset, rows)
     if new and "covariates" in dataset.scale:
         Description.from_dict(dataset.scale["covariates"]).warn_of_constants(table)

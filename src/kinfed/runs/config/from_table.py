@@ -96,6 +96,9 @@ def _why_unnamed(frame: Frame, client: str, target: str) -> str:
     if not target:
         wanted.append("--target (what to predict)")
     text = f"name the column for {' and the one for '.join(wanted)}; {frame.name} has {list_names(columns, FEW)}"
+    kinds = {frame.kind(name) for name in columns}
+    if not client and kinds == {"dates", "numbers"}:
+        return f"{text}; where each client is a column, docs/data.md turns columns into rows"
     fits = [] if client else [name for name in columns if name != target and _names_clients(frame, name)]
     return f"{text}; --client {fits[0]} would fit" if len(fits) == 1 else text
 
