@@ -151,6 +151,34 @@ def test_a_baseline_that_needs_all_rows_is_named_as_such():
     assert found.baselines == {"alone": "Local", "pooled": "a ridge of all rows"}
 
 
+def test_a_pooled_baseline_is_shown_to_help_by_a_bound_for_all_that_were_tried():
+    """It gains 0.05, 0.1, 0.15 and 0.1: mean 0.1, deviation sqrt(1/600), an error of 0.0204124.
+
+    t(3) is 3.182446 at 97.5 %, so a single test would have a lower bound of 0.0350. Of two, the method and one pooled
+    baseline, it is 4.176535 at 98.75 %: 0.0147. Of four it is 5.391909 at 99.375 %: -0.0101.
+    """
+    mine, alone, pooled = right(10, 10, 10, 9), ScoredBaseline("Local", right(10, 10, 10, 10)), right(11, 12, 13, 12)
+    sentences = {}
+    for rivals in (1, 3):
+        found = judge(
+            "cfl",
+            mine,
+            alone,
+            ScoredBaseline("FedAvg", pooled, rivals=rivals),
+            names=list("abcd"),
+            metric=ACCURACY,
+        )
+        sentences[rivals] = found.sentence.partition(":")[0], found.notes[-1]
+    assert sentences[1] == (
+        "Learning from others helps, but cfl is not shown to",
+        "FedAvg has accuracy +10.0 points against the best baseline without others, Local (95 % interval 1.5 to 16.5)",
+    )
+    assert sentences[3] == (
+        "Cannot tell whether learning from others helps",
+        "with so few test rows, we cannot say which clients gain",
+    )
+
+
 def simulated(draw, gain, clients=8, examples=24):
     """Right answers of learning alone, and of a method that is better by `gain`, where a tenth of answers differ."""
     alone = [(draw.random(examples) < 0.8).astype(float) for _ in range(clients)]

@@ -462,7 +462,7 @@ def _of_user(data: _Data, baseline: NamedBaseline) -> Iterator[_Recipe]:
 
     def fit(x: Array, y: Any, w: Array | None = None) -> Line | _Fitted:
         if time.monotonic() > end:
-            raise UsageError(f"it takes more than {LIMIT} seconds")
+            raise UsageError(f"its {LIMIT} seconds are over")
         if classes and len(np.unique(y)) < 2:
             return Line(np.zeros((x.shape[1], classes)), constants_of(task, y, w))
         weights = {} if w is None else {"sample_weight": w}

@@ -114,7 +114,8 @@ def judge(
     A client's difference is that of its mean scores, averaged over seeds: of accuracies, or of logarithms of errors.
     The number is the plain mean over clients, with Student's interval at level `LEVEL`. It is not widened for a choice
     among several `candidates`, which other examples have made. Its upper bound is (Bonferroni), where test examples
-    have chosen the baseline among several rivals.
+    have chosen the baseline among several rivals. That a pooled baseline helps where the method is not shown to is said
+    by a lower bound that allows for its rivals, and for the method.
 
     A client gains or loses if its paired test examples say so: by the sign test where scores are 0 or 1 (McNemar's
     exact test), else by Wilcoxon's signed ranks, two-sided. Examples of one block are one observation, see `Blocks`.
@@ -136,7 +137,10 @@ def judge(
     if pooled is not None:
         pairs = _Pairs.from_scores(mine, pooled.scores, names, sign, rows)
         over["pooled"] = pairs.difference(metric.higher_is_better, pooled.rivals)
-        between = _Pairs.from_scores(pooled.scores, alone.scores, names, sign, rows).difference(metric.higher_is_better)
+        # The method has had a chance already to show that others help.
+        between = _Pairs.from_scores(pooled.scores, alone.scores, names, sign, rows).difference(
+            metric.higher_is_better, alone.rivals, pooled.rivals + 1
+        )
     shown = pairs_alone.decide()
     here = [name for name, present in zip(names, pairs_alone.paired_clients, strict=True) if present]
     decided = {names[i] for i in (*shown.gain, *shown.lose)}
@@ -152,7 +156,9 @@ def judge(
         candidates=candidates,
         saved=saved,
     )
-    remarks = [*pairs_alone.remarks(shown), *notes] if len(here) > 1 and not case.is_alone else list(notes)
+    remarks = [*case.remarks(), *notes]
+    if len(here) > 1 and not case.is_alone:
+        remarks = [*pairs_alone.remarks(shown), *remarks]
     return Verdict(
         sentence=case.sentence(),
         over=over,
@@ -261,10 +267,11 @@ class _Pairs(NamedTuple):
     def worse(self) -> int:
         return int((self.sign * (self.means(self.mine) - self.means(self.others)) < -1e-9).sum())
 
-    def difference(self, higher_is_better: bool, rivals: int = 1) -> Difference:
+    def difference(self, higher_is_better: bool, rivals: int = 1, tried: int = 1) -> Difference:
         """The mean over clients with its interval; of errors, if none is 0, by the logarithms of their ratios.
 
         Errors are compared in their own unit if one is nearly zero, or if ratios say the opposite of mean errors.
+        `rivals` and `tried` are those of `interval_over_clients`.
         """
         mine, others = self.means(self.mine), self.means(self.others)
         seeds = [*self.mine, *self.others]
@@ -285,7 +292,7 @@ class _Pairs(NamedTuple):
             return Difference(mean, low, high, relative, per_row)
 
         per_row = None if self.single else difference_of(interval_per_row(values, counts))
-        return difference_of(interval_over_clients(values, rivals), per_row)
+        return difference_of(interval_over_clients(values, rivals, tried), per_row)
 
     def p_values(self) -> list[tuple[int, float, bool]]:
         """Each known client's position, its two-sided p-value, and whether the method is better on average."""
@@ -370,16 +377,17 @@ def plain(value: float, sign: str = "z", digits: int = 4) -> str:
     return f"{value:{sign},.0f}" if abs(value) >= 1000 else f"{value:{sign}.{digits}g}"
 
 
-def interval_over_clients(values: Array, rivals: int = 1) -> tuple[float, float, float]:
-    """The plain mean over clients of values: [n], and Student's interval, of which the upper bound holds for `rivals`.
+def interval_over_clients(values: Array, rivals: int = 1, tried: int = 1) -> tuple[float, float, float]:
+    """The plain mean over clients of values: [n], and Student's interval.
 
-    NaN of two or fewer clients, or where all are the same and not 0.
+    Its upper bound holds for the worst of so many `rivals`, its lower bound for the best of so many `tried`, by
+    Bonferroni. NaN of two or fewer clients, or where all are the same and not 0.
     """
     mean, n = float(values.mean()), len(values)
     if n <= FEW or (mean != 0 and np.ptp(values) <= 1e-9 * abs(mean)):
         return mean, math.nan, math.nan
     error = float(values.std(ddof=1)) / math.sqrt(n)
-    below, above = (student(n - 1, level) * error for level in (LEVEL, 1 - (1 - LEVEL) / rivals))
+    below, above = (student(n - 1, 1 - (1 - LEVEL) / count) * error for count in (tried, rivals))
     return mean, mean - below, mean + above
 
 
@@ -469,6 +477,17 @@ class _Case(NamedTuple):
         """Whether the method is a standard model that each client has by itself."""
         return self.method == "standard" or self.method.endswith(EACH) or self.method.startswith(OF_CLIENT)
 
+    @property
+    def pooling_helps(self) -> bool:
+        """Whether the pooled baseline is shown to be ahead of the one without others."""
+        return self.between is not None and self.between.low > 0
+
+    def remarks(self) -> Iterator[str]:
+        """What the pooled baseline gains, where that alone shows that others help."""
+        if self.between is not None and self.pooled is not None and self._head().startswith(f"{HELPS}, but"):
+            over = f"{BEST_ALONE}, {self.alone.name}"
+            yield f"{self.pooled.name} has {_write_difference(self.between, self.metric, self.clients, over)}"
+
     def sentence(self) -> str:
         """The verdict in one or two sentences."""
         if self.clients == 1:
@@ -482,7 +501,7 @@ class _Case(NamedTuple):
 
     def _head(self) -> str:
         """What can be said, in a few words."""
-        shown, pools = self.over_alone, self.between is not None and self.between.low > 0
+        shown = self.over_alone
         if self.method == "local":
             if self.candidates > 1:
                 return "No way of learning from others was clearly better than learning alone on validation rows"
@@ -494,7 +513,7 @@ class _Case(NamedTuple):
             return "Two clients are too few to say whether learning from others helps"
         if shown.low > 0:
             return f"{ONE[0].upper()}{ONE[1:]} helps" if self.method == "fedavg" else HELPS
-        if pools:
+        if self.pooling_helps:
             return f"{HELPS}, but {self.method} is not shown to"
         return HELPS_NOT if shown.high < 0 else "Cannot tell whether learning from others helps"
 
