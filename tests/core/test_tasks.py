@@ -273,6 +273,17 @@ def test_counts_by_hand():
     assert slope.tolist() == pytest.approx([0.0, -2.0, 3.0], abs=1e-5)  # (rate - count) / mean
 
 
+def test_the_loss_of_counts_goes_on_as_a_line_beyond_the_largest_answer():
+    """Up to 8, four times the mean, it is Poisson's, and beyond its slope stays (8 - count) / 2."""
+    task, y, at = Counts(2.0, high=8.0), torch.tensor([[3.0], [3.0]]), math.log(4)
+    outputs = torch.tensor([[at - 0.1], [at + 90.0]])  # of which the exponential is infinite in float32
+    edge = float(Counts(2.0).loss(torch.tensor([[at]]), y[:1]))
+    inside = float(Counts(2.0).loss(outputs[:1], y[:1]))
+    assert task.loss(outputs, y).tolist() == pytest.approx([inside, edge + 90 * 2.5], rel=1e-5)
+    slope = grad(lambda o: task.loss(o, y).sum())(outputs).flatten()
+    assert slope.tolist() == pytest.approx([(8 * math.exp(-0.1) - 3) / 2, 2.5], rel=1e-5)
+
+
 @pytest.mark.parametrize(("values", "said"), [([1.0, -2.0], "example 1 has -2"), ([0.5, 2.0], "example 0 has 0.5")])
 def test_counts_that_are_none_are_refused(values, said):
     with pytest.raises(UsageError, match=f"counts must be whole numbers from 0; {said}"):

@@ -232,6 +232,7 @@ def test_each_losses_gradient_is_that_of_its_task():
         (Regression((0.1, 0.2, 0.3, 0.4), (1.0, 2.0, 3.0, 4.0)), draw(3, 5, 4), outputs),
         (Counts(0.5), torch.arange(15.0).view(3, 5, 1), outputs[..., :1]),
         (Counts(3.0), torch.arange(15.0).view(3, 5), outputs[..., :1]),
+        (Counts(0.5, high=1.0), torch.arange(15.0).view(3, 5, 1), outputs[..., :1]),
         (Quantiles(0.3, 2.0, quantiles=(0.2, 0.7)), y[..., :2], outputs),
     ]
     for task, y, says in cases:

@@ -257,7 +257,8 @@ class Counts(Settings):
 
     A model's output is the logarithm of the expected count over `mean`. Scores are `deviance`, Poisson's, the mean of
     2 (y log(y / expected) - (y - expected)), 0 at best, and `mae` and `rmse` of the expected count. The loss is half
-    the deviance, divided by the mean if that is above 1, so that learning rates for other targets fit.
+    the deviance, divided by the mean if that is above 1, so that learning rates for other targets fit. Beyond the
+    output of the largest answer it is its tangent there, because a step along an exponential may explode.
     """
 
     mean: Positive = 1.0  # of the counts
@@ -270,11 +271,18 @@ class Counts(Settings):
         """[B] of each example."""
         return metrics.poisson_deviance(outputs.flatten() + math.log(self.mean), y.flatten().to(outputs.dtype))
 
+    @property
+    def highest(self) -> float:
+        """The output of the largest answer."""
+        return math.log(self.high / self.mean) if self.high else math.inf
+
     def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
-        return self._deviances(outputs, y) / (2 * max(1.0, self.mean))
+        inside = outputs.clamp(max=self.highest)
+        beyond = (outputs - inside).flatten() * (inside.detach().exp().flatten() * self.mean - y.flatten())
+        return (self._deviances(inside, y) + 2 * beyond) / (2 * max(1.0, self.mean))
 
     def score(self, outputs: Tensor, y: Tensor, weight: Tensor) -> dict[str, Tensor]:
-        outputs = outputs.clamp(max=math.log(self.high / self.mean)) if self.high else outputs
+        outputs = outputs.clamp(max=self.highest)
         deviance = metrics.weighted_mean(self._deviances(outputs, y), weight)
         error = outputs.flatten().exp() * self.mean - y.flatten()
         return {

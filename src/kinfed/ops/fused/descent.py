@@ -40,7 +40,7 @@ def _squared_error(task: Regression, outputs: Tensor, y: Tensor) -> Tensor:
 
 
 def _counts(task: Counts, outputs: Tensor, y: Tensor) -> Tensor:
-    return (outputs.exp() * task.mean - y.view_as(outputs)) / max(1.0, task.mean)
+    return (outputs.clamp(max=task.highest).exp() * task.mean - y.view_as(outputs)) / max(1.0, task.mean)
 
 
 def _forecast(task: Forecasting, outputs: Tensor, y: Tensor) -> Tensor:
