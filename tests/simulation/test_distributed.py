@@ -73,6 +73,37 @@ def test_when_one_process_fails_all_end_and_one_alone_goes_on_from_there(tmp_pat
         torch.testing.assert_close(models[name], value, rtol=1e-5, atol=1e-6)
 
 
+ENDING = """
+import os, signal, sys
+from kinfed import cli
+from kinfed.simulation.distributed import Distributed
+real = Distributed.train
+def train(self, round, cohort, sent):
+    if round == 2 and self._rank == int(os.environ["ENDS"]):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return real(self, round, cohort, sent)
+Distributed.train = train
+sys.exit(cli.main())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+def test_when_a_process_is_killed_the_other_says_so_and_the_last_checkpoint_is_whole(tmp_path, rank, monkeypatch):
+    monkeypatch.setenv("ENDS", str(rank))
+    arguments = ("run", "fedaghn", "rounds=3", "federation.clients=8", "training.epochs=1", "how.checkpoint_seconds=0")
+    how = ("--beside", "none", "how.executor=loop", "how.workers=1")
+    run_kinfed(tmp_path, 1, *arguments, *how, "--out", "alone")
+    ended = run_kinfed(tmp_path, 2, *arguments, *how, "--out", "shared", script=ENDING, check=False)
+    assert [code for _, _, code in ended] == [-9 if i == rank else 1 for i in range(2)]
+    assert "kinfed: another process of the run ended in the middle of it" in ended[1 - rank][1]
+    assert "Traceback" not in ended[1 - rank][1]
+    run_kinfed(tmp_path, 1, "resume", "shared")
+    models, wanted = (load_file(tmp_path / name / "models.safetensors") for name in ("shared", "alone"))
+    for name, value in wanted.items():
+        torch.testing.assert_close(models[name], value, rtol=1e-5, atol=1e-6)
+
+
 SHARED = """
 import sys, torch
 from torch import nn

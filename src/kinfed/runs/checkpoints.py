@@ -25,7 +25,7 @@ from ..interrupts import defer_signals
 from ..ops.gemm import has_amx
 from ..simulation import distributed
 from ..simulation.devices import pick_device
-from ..simulation.distributed import Distributed
+from ..simulation.distributed import Distributed, ProcessLost
 from ..simulation.execution import ROUNDING, Execution
 from ..simulation.simulation import Simulation
 from .final_state import FinalState, StateFile
@@ -178,7 +178,8 @@ class Checkpointer:
     def guard(self) -> Iterator[None]:
         """Keep the last complete round of a run that a problem ends in this block.
 
-        Several processes are interrupted in different rounds, so there the last checkpoint remains.
+        Several processes are interrupted in different rounds, or one of them is lost, so there the last checkpoint
+        remains.
         """
         try:
             yield
@@ -194,8 +195,8 @@ class Checkpointer:
             raise RunError(f"round {self.at.done + 1}: {out_of_memory(problem)}{kept}") from problem
 
     def _on_failure(self, problem: BaseException) -> None:
-        lost_process = isinstance(problem, KeyboardInterrupt) and distributed.is_on()
-        if self._path and self._kept < self.at.done == self._history.cost.done and not lost_process:
+        separate = isinstance(problem, KeyboardInterrupt | ProcessLost) and distributed.is_on()
+        if self._path and self._kept < self.at.done == self._history.cost.done and not separate:
             with defer_signals():
                 self._fleet.states.undo()  # what the broken round has changed
                 self.keep()

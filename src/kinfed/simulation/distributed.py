@@ -49,7 +49,7 @@ def group() -> Iterator[None]:
     try:
         yield
     except (UsageError, RunError) as problem:
-        if leads():
+        if leads() or isinstance(problem, ProcessLost):  # the leader may be the one that is lost
             raise
         raise SystemExit(2 if isinstance(problem, UsageError) else 1) from None  # the leader reports it
     except KeyboardInterrupt as stop:
@@ -80,8 +80,27 @@ def agree(value: Any) -> Any:
 def share_objects(part: Any) -> list[Any]:
     """What each process gives, in their order."""
     parts: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(parts, part)
+    with _connected():
+        dist.all_gather_object(parts, part)
     return parts
+
+
+class ProcessLost(RunError):
+    """Another process of the run is no longer there, so that nothing can be done together any more."""
+
+
+@contextmanager
+def _connected() -> Iterator[None]:
+    """A block that talks to the other processes; raises ProcessLost if one has ended."""
+    try:
+        yield
+    except RuntimeError as problem:
+        if "gloo" not in str(problem):
+            raise
+        raise ProcessLost(
+            "another process of the run ended in the middle of it, as by a signal or for lack of memory; the last "
+            "checkpoint is kept, and kinfed resume FOLDER goes on from it"
+        ) from problem
 
 
 def run_together(work: Callable[[], Any]) -> Any:
@@ -298,10 +317,11 @@ class Distributed:
                     dist.send(_sendable_view(t), 0)
                 return t
 
-            if rank == self._rank:
-                parts[rank] = at, tree_map(give, rows)
-            elif everywhere or self._rank == 0:
-                parts[rank] = at, tree_map(receive, form)
+            with _connected():
+                if rank == self._rank:
+                    parts[rank] = at, tree_map(give, rows)
+                elif everywhere or self._rank == 0:
+                    parts[rank] = at, tree_map(receive, form)
         if not everywhere and self._rank:
             return None
         order = torch.cat([at for at, _ in parts.values()]).argsort()
