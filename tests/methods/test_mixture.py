@@ -1,6 +1,7 @@
 """Mixture: parts that compose to the methods of papers, to kinfed's own, and to a user's."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -170,20 +171,92 @@ class Halves:
 
 
 @dataclass(frozen=True)
-class Wrong:
-    value: float = 0.3
+class Made:
+    """A user's part that gives what a function makes."""
+
+    make: Callable
 
     def weigh(self, similarity, mass, itself, counts):
-        return torch.full_like(similarity, self.value)
+        return self.make(similarity, mass)
+
+    def compare(self, rows, others, near, layout):
+        return self.make(rows, others if near is None else others[near])
 
 
 def test_a_part_of_ones_own(federation):
     relation = train(Mixture(weigh=Halves()), federation).relation
     assert ((relation == 0.5).sum(1) == 2).all()
     assert not relation[0::2, 1::2].any()  # the other group labels the opposite way
-    for value in (0.3, float("nan")):
-        with pytest.raises(UsageError, match=r"method\.weigh: rows of Wrong must sum to one; divide each by its sum"):
-            train(Mixture(weigh=Wrong(value)), federation)
+
+
+def shares(similarity, mass):
+    return (mass / mass.sum(-1, keepdim=True)).expand_as(similarity)
+
+
+def borrow(similarity, mass):
+    rows = torch.zeros_like(similarity)
+    return rows.index_copy(-1, torch.arange(2), torch.tensor([2.0, -1.0]).expand(*rows.shape[:-1], 2))
+
+
+def centre(similarity, mass):
+    return ((similarity - similarity.mean(1, keepdim=True)) * 9 + mass.log()).softmax(-1)
+
+
+@pytest.mark.parametrize(
+    ("make", "problem"),
+    [
+        (lambda s, mass: 0.3 * shares(s, mass), "gives rows that do not sum to one; divide each by its sum"),
+        (lambda s, mass: s * torch.nan, "gives rows that do not sum to one"),
+        (borrow, "gives another client a negative weight; only a client's own may be negative"),
+        (lambda s, mass: torch.ones_like(s) / s.shape[-1], "gives weight to a client of mass 0, which has not taken"),
+        (centre, "gives a client's row by who else is asked"),
+        (lambda s, mass: shares(s, mass)[0], r"gives \[6, \d+\]; it must be \[1, 6, \d+\]"),
+        (lambda s, mass: [], r"gives a list; it must be a tensor \[1, 6, \d+\]"),
+        (lambda s: s, r"fails: TypeError: .* takes 1 positional argument but 2 were given"),
+    ],
+)
+@pytest.mark.parametrize("among", [Everyone(), Nearest(3)])
+def test_weights_that_are_none_are_refused(make, problem, among, federation):
+    with pytest.raises(UsageError, match=rf"^method\.weigh: Made {problem}"):
+        train(Mixture(weigh=Made(make), among=among), federation, participation=0.5)
+
+
+def inner(rows, others):
+    return rows @ others.T if others.ndim == 2 else (others @ rows[..., None])[..., 0]
+
+
+@pytest.mark.parametrize(
+    ("make", "problem"),
+    [
+        (inner, r"gives \[6, \d+\]; it must be \[1, 6, \d+\] or \[2, 6, \d+\]"),
+        (lambda rows, others: inner(rows, others)[None] * torch.nan, "gives a similarity that is no finite number"),
+        (lambda rows, others: inner(rows - rows.mean(0), others)[None], "gives a client's row by who else is asked"),
+        (lambda rows, others: None, "gives a NoneType; it must be a tensor"),
+        (lambda rows, others: (rows @ others)[None], "fails: RuntimeError: "),
+    ],
+)
+@pytest.mark.parametrize("among", [Everyone(), Nearest(3)])
+def test_similarities_that_are_none_are_refused(make, problem, among, federation):
+    with pytest.raises(UsageError, match=rf"^method\.compare: Made {problem}"):
+        train(Mixture(Made(make), among=among, vectors="models"), federation, participation=0.5)
+
+
+def test_a_comparison_of_ones_own_is_used_with_lists_and_without(federation):
+    method = Mixture(Made(lambda rows, others: inner(rows, others)[None]), Softmax(0.5), Nearest(11))
+    everyone, listed = (train(m, federation).relation for m in (method, replace(method, among=Nearest(5))))
+    torch.testing.assert_close(listed, everyone, rtol=1e-4, atol=1e-5)  # the sample of 64 is all the others
+
+
+def test_a_part_must_be_an_object_that_has_the_function():
+    for part in (Softmax, object(), Cosine()):
+        with pytest.raises(UsageError, match=r"Mixture\.weigh must be Softmax\(\.\.\.\) or "):
+            Mixture(weigh=part)
+
+
+def test_more_neighbours_than_there_are_leave_nobody_out(federation):
+    with pytest.warns(UserWarning, match="neighbours=12 leaves nobody out, as there are 12 clients; below 11 it"):
+        many = train(Mixture(among=Nearest(12)), federation, rounds=2)
+    assert torch.equal(many.relation, train(Mixture(), federation, rounds=2).relation)
 
 
 def test_a_config_composes_it_and_takes_a_part_from_a_file(tmp_path, monkeypatch, capsys):

@@ -240,6 +240,7 @@ def _is(value: Any, kind: Any) -> bool:
         return isinstance(value, Mapping)
     if isinstance(kind, type):
         if getattr(kind, "_is_protocol", False):  # an object of one's own
-            return not isinstance(value, bool | int | float | str | list | tuple | dict | None)
+            functions = [name for name, member in vars(kind).items() if not name.startswith("_") and callable(member)]
+            return not isinstance(value, type) and all(callable(getattr(value, name, None)) for name in functions)
         return isinstance(value, kind)
     return True  # a kind that is not checked here

@@ -14,13 +14,12 @@ from ..core.metrics import positive
 from ..core.rows import take
 from ..core.seeding import fold, key
 from ..core.trees import Tree
-from ..errors import UsageError
 from ..ops.mixing import add_rows, mend_statistics, mix, mix_freely, spread_lists
 from .comparisons import Comparison
 from .neighbourhoods import Everyone, Linked, Nearest, Sketches, sketch_rows
+from .own_parts import compare_vectors, weigh_similarities
 from .weighings import Weighing
 
-ROUNDING = 1e-3  # by how much a row of weights may miss a sum of one
 SAMPLE = 64  # clients by which those are compared that are not on a list
 
 
@@ -195,7 +194,7 @@ def relate(
 
     The vectors are compared. `Sketches` are of them; without these they are sketched here, if lists are made. A client
     that counts nothing has no weight, and equal ones for those that it may learn from; in lists some without weight.
-    Raises UsageError unless `weigh` gives rows of weights for what it is given.
+    Raises UsageError unless a part of a user's own gives similarities, or rows of weights, that fit (`own_parts.py`).
     """
     heard = mass[cohort] > 0
     if isinstance(among, Nearest) and among.count < len(roster) - 1 and not heard.all():  # no lists for the others
@@ -206,10 +205,10 @@ def relate(
     near, linked, kept = among.find(roster, sketch, cohort, mass > 0)
     if near is None:
         everyone = vectors(roster.everyone)
-        similarity = compare.compare(take(everyone, cohort), everyone, None, roster.layout)
+        similarity = compare_vectors(compare, take(everyone, cohort), everyone, None, roster.layout)
     else:  # of no more than these the vectors are made
         listed, place = near.unique(return_inverse=True)
-        similarity = compare.compare(vectors(cohort), vectors(listed), place, roster.layout)
+        similarity = compare_vectors(compare, vectors(cohort), vectors(listed), place, roster.layout)
         best = similarity[..., 1:].mean(0).topk(min(kept, near.shape[1] - 1)).indices + 1
         best = F.pad(best, (1, 0))  # [K, 1 + M] places in a list
         near, similarity = near.gather(1, best), similarity.gather(2, best.expand(len(similarity), -1, -1))
@@ -224,8 +223,7 @@ def relate(
             torch.cat(pair, -1) for pair in zip((similarity, masses, counts), sampled, strict=True)
         )
         itself = F.pad(itself, (0, masses.shape[1] - listed))
-    rows = weigh.weigh(similarity, masses, itself, counts)
-    check_rows(rows, similarity, type(weigh).__name__)
+    rows = weigh_similarities(weigh, similarity, masses, itself, counts, unheard)
     rows = torch.where(unheard[:, None], masses / masses.sum(1, keepdim=True), rows)
     rows = rows if len(rows) > 1 else rows[0]
     if near is None:
@@ -258,13 +256,5 @@ def sample_rest(
     masses, counts = mass[sample] * free, free.to(mass)
     masses = masses * (left / masses.sum(1, keepdim=True)).nan_to_num(0.0, 0.0)
     counts = counts * (number / counts.sum(1, keepdim=True)).nan_to_num(0.0, 0.0)
-    similarity = compare.compare(vectors(cohort), vectors(sample), None, roster.layout)
+    similarity = compare_vectors(compare, vectors(cohort), vectors(sample), None, roster.layout)
     return sample, similarity, masses, counts
-
-
-def check_rows(rows: Tensor, similarity: Tensor, name: str) -> None:
-    """Raise UsageError unless rows that a part has made of a similarity: [L, K, M] are weights of the same shape."""
-    if rows.shape != similarity.shape:
-        raise UsageError(f"method.weigh: {name} gives {list(rows.shape)} for similarities {list(similarity.shape)}")
-    if not bool(((rows.sum(-1) - 1).abs() < ROUNDING).all()):  # also if one is no number
-        raise UsageError(f"method.weigh: rows of {name} must sum to one; divide each by its sum")

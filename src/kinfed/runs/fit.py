@@ -103,7 +103,7 @@ def fit(
     """
     check_seed(seed)
     given = {"training": training, "participation": participation, "execution": execution}
-    _check_kinds(method, federation, module, **given, folder=folder, attack=attack)
+    _check_arguments(method, federation, module, **given, folder=folder, attack=attack)
     rounds = Rounds.parse(rounds)
     participation = participation if isinstance(participation, Participation) else Participation(float(participation))
     checkpointer = Checkpointer(None if folder is None else RunFolder(folder), execution.checkpoint_seconds)
@@ -165,8 +165,8 @@ def _sum_cost(checkpointer: Checkpointer, fleet: Simulation | Distributed, model
     )
 
 
-def _check_kinds(method: Any, federation: Any, module: Any, **others: Any) -> None:
-    """Raise UsageError for arguments of fit that are of a wrong kind."""
+def _check_arguments(method: Any, federation: Any, module: Any, **others: Any) -> None:
+    """Raise UsageError for arguments of fit that are of a wrong kind; warn of more neighbours than there are."""
     for given, kind, example in (
         (method, Method, "kinfed.FedAvg()"),
         (federation, Federation, "kinfed.Federation.from_arrays(x, y, client)"),
@@ -180,6 +180,12 @@ def _check_kinds(method: Any, federation: Any, module: Any, **others: Any) -> No
     for name, given in others.items():
         if not isinstance(given, KINDS[name][0]):
             raise UsageError(f"{name} must be {KINDS[name][1]}; got {given!r:.80}")
+    if (neighbours := getattr(method, "neighbours", 0)) >= len(federation):
+        warnings.warn(
+            f"neighbours={neighbours} leaves nobody out, as there are {len(federation)} clients; below "
+            f"{len(federation) - 1} it would make lists",
+            stacklevel=3,
+        )
 
 
 def _gather(

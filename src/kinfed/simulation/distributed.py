@@ -80,7 +80,7 @@ def agree(value: Any) -> Any:
 def share_objects(part: Any) -> list[Any]:
     """What each process gives, in their order."""
     parts: list[Any] = [None] * dist.get_world_size()
-    with _connected():
+    with _detect_loss():
         dist.all_gather_object(parts, part)
     return parts
 
@@ -90,7 +90,7 @@ class ProcessLost(RunError):
 
 
 @contextmanager
-def _connected() -> Iterator[None]:
+def _detect_loss() -> Iterator[None]:
     """A block that talks to the other processes; raises ProcessLost if one has ended."""
     try:
         yield
@@ -317,7 +317,7 @@ class Distributed:
                     dist.send(_sendable_view(t), 0)
                 return t
 
-            with _connected():
+            with _detect_loss():
                 if rank == self._rank:
                     parts[rank] = at, tree_map(give, rows)
                 elif everywhere or self._rank == 0:
