@@ -56,7 +56,7 @@ TABLES = {
     "panacea.table3-points": Asked("fl60 dg60 tpt48", "panacea.table3-points", seeds=(0, 1, 2, 3, 4)),
     "panacea.table3-traffic": Asked("metr_la_subset pems_bay_subset", "panacea.table3-traffic", 0.02),
     "panacea.table4-traffic": Asked("metr_la_subset pems_bay_subset", "panacea.table4-traffic", 0.02),
-    "fedcedar.table1": Asked("mnist/shards cifar10/shards", "fedcedar.table1", 0.1, (0, 1, 2)),
+    "fedcedar.table1": Asked("mnist/iid mnist/shards cifar10/shards", "fedcedar.table1", 0.1, (0, 1, 2)),
     "fedcedar.table2-short": Asked("mnist/shards mnist/iid", "fedcedar.table2-short", 0.1, (0, 1, 2)),
     "fedaghn.table1": Asked("cifar10/pathological cifar10/dirichlet", "fedaghn.table1", 0.025, (0, 1, 2)),
     "pfedgat.table1-cifar10": Asked(
@@ -237,8 +237,8 @@ def read(path):
         return [row for row in csv.DictReader(file) if row["measured"]]
 
 
-def write(table, args):
-    """The part of a table's page: what needs no network, and the table's methods beside it."""
+def part(table, args):
+    """A table's part of its page: what needs no network, and the table's methods beside it."""
     runs = read(folder(args.beside))
     methods = {(row["printed"], row["method"]) for row in runs}
     counts = Counter(printed for printed, _ in methods)
@@ -253,7 +253,9 @@ def write(table, args):
     lines = []
     for metric in dict.fromkeys(metric for _, metric, _ in controls):
         columns = list(dict.fromkeys(column for column, metric_of_row, _ in controls if metric_of_row == metric))
-        lines += [f"| {MEASURES[metric].label} | {' | '.join(columns)} |", "| --- |" + " ---: |" * len(columns)]
+        label = MEASURES[metric].label
+        lines += [f"**{table} beside what needs no network: {label}**", ""]
+        lines += [f"| {label} | {' | '.join(columns)} |", "| --- |" + " ---: |" * len(columns)]
         for numbers in (controls, beside):
             for name in dict.fromkeys(
                 name for column, metric_of_row, name in numbers if metric_of_row == metric and column in columns
@@ -264,12 +266,21 @@ def write(table, args):
         lines.append("")
     caption = f"`python evidence/controls.py {table}`, then the table's methods"
     caption += f" ([by seed](tables/{table}-controls/table.csv))."
-    put(
-        COMMITTED.parent / f"{table.partition('.')[0]}-tables.md",
-        f"controls: {table}",
-        "\n".join([*lines, caption]),
-        "",
-    )
+    return "\n".join([*lines, caption])
+
+
+def page(table):
+    """The page of a table."""
+    return COMMITTED.parent / f"{table.partition('.')[0]}-tables.md"
+
+
+def write(table, args):
+    """Write a table's part of its page."""
+    put(page(table), part_name(table), part(table, args), "")
+
+
+def part_name(table):
+    return f"controls: {table}"
 
 
 def folder(name):

@@ -103,6 +103,15 @@ def test_parts_of_deciding_experiments_are_what_their_files_of_scores_give(monke
             experiment.resolve(experiment.read(asked.source, [*asked.common.split(), *more.split()]))
 
 
+def test_what_needs_no_network_stands_beside_the_scores_that_tables_have_now(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "evidence"))
+    controls = importlib.import_module("controls")
+    for table, columns in controls.TABLES.items():
+        part = controls.part(table, columns)
+        written = is_written(controls.page(table), controls.part_name(table), part)
+        assert written, f"python evidence/controls.py {table} --write"
+
+
 def test_long_tables_stand_beside_their_page(tmp_path):
     page = tmp_path / "a.md"
     page.write_text("# A\n\n## Errors\n\n<!-- x -->\n<!-- end of x -->\nB\n")
