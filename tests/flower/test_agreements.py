@@ -9,6 +9,7 @@ import threading
 import numpy as np
 import pytest
 import torch
+from altered_messages import Noting, alter
 
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'kinfed[flower]'")
 
@@ -34,19 +35,6 @@ RAW = {
     "training": {"epochs": 2, "batch": 8},
     "flower": {"clients": 2, "beside": [], "patience": 20.0},
 }
-
-
-class Noting(Here):
-    """Sites in this process, and all that they were asked and replied."""
-
-    def __init__(self, sites):
-        super().__init__(sites)
-        self.seen = []
-
-    def push(self, number, kind, message, seconds):
-        id = super().push(number, kind, message, seconds)
-        self.seen.append((self.sites[number].name, kind, copy.deepcopy(message), self._arrived[id]))
-        return id
 
 
 @pytest.fixture
@@ -77,9 +65,7 @@ def honest(ward, tmp_path, raw=None, folder="site"):
         agree([wanted], site.folder)
     transport = Noting(sites)
     serve(wanted, transport, tmp_path / f"run-{folder}", lambda line: None, 0.0)
-    return {
-        kind: [m for name, k, m, _ in transport.seen if (name, k) == ("west", kind)] for _, kind, _, _ in transport.seen
-    }
+    return transport.sent_to("west")
 
 
 def changed(message, **words):
@@ -318,37 +304,7 @@ def test_an_operator_says_yes_at_the_terminal(ward, tmp_path, monkeypatch):
 def lie(draw, sent):
     """A message of a server's that is changed somewhere, and what kind it is of."""
     kind = draw.choice(["hello", "describe", "join", "join", "round", "round"])
-    message = copy.deepcopy(draw.choice(sent[kind]))
-    junk = [
-        None,
-        "",
-        "x" * 300,
-        "../x",
-        -1,
-        10**12,
-        0.5,
-        [],
-        {},
-        True,
-        float("inf"),
-        ["a"] * 9,
-        {"name": "nothing"},
-        "1e400",
-    ]
-    for _ in range(draw.randint(1, 3)):
-        place = message.fields
-        while True:
-            key = draw.choice([*place]) if isinstance(place, dict) and place else None
-            if key is None or not isinstance(place[key], dict) or draw.random() < 0.3:
-                break
-            place = place[key]
-        if key is not None:
-            place[key] = draw.choice(junk)
-    if message.arrays and draw.random() < 0.5:
-        name = draw.choice([*message.arrays])
-        t = message.arrays[name]
-        message.arrays[name] = draw.choice([t * float("nan"), t.double(), t.flatten()[:1], t.repeat(2), t * 1e30])
-    return kind, message
+    return kind, alter(draw, draw.choice(sent[kind]), draw.randint(1, 3))[0]
 
 
 def test_a_hundred_lying_plans_get_nothing_and_end_in_a_line(ward, tmp_path, capsys):
@@ -465,6 +421,9 @@ COMPUTED = "the method cannot compute with what the server sent"
         ("join", put(*INPUTS, 0, "mean", float("nan")), DESCRIBED),
         ("join", put(*INPUTS, 0, "mean", 10**400), DESCRIBED),
         ("join", put(*INPUTS, 0, "median", float("inf")), DESCRIBED),
+        ("join", put(*INPUTS, 0, "median", -1e300), DESCRIBED),
+        ("join", put("description", "within", {"age": [0, 1]}), DESCRIBED),
+        ("join", put("description", "formats", "decimal", ","), DESCRIBED),
         ("join", put(*INPUTS, 0, "missing", [1, 2]), DESCRIBED),
         ("join", put(*INPUTS, 0, "missing", True), DESCRIBED),
         ("join", put(*INPUTS, 1, "categories", ["kind-1", "kind-1"]), DESCRIBED),

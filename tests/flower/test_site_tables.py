@@ -518,7 +518,8 @@ def test_each_site_reads_dates_and_numbers_in_the_formats_of_its_own_file(tmp_pa
     agreed = {"targets": ["sold"], "counts": False, "inputs": [["when", "date"], ["price", "number"]], "classes": None}
     columns = dict(zip(("when", "price", "sold"), map(list, zip(*rows, strict=True)), strict=True))
     whole = kinfed.from_frame(polars.DataFrame({"who": ["x", "y"] * 30, **columns}), client="who", target="sold")
-    words = {"agreed": agreed, "description": whole.columns.to_dict()}
+    described = Description("", whole.columns.inputs, [replace(one, bounds=()) for one in whole.columns.targets])
+    words = {"agreed": agreed, "description": described.to_dict()}
     found = {}
     for name, way in ways.items():
         path, new = tmp_path / f"{name}.csv", tmp_path / "new.csv"

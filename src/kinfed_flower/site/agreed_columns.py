@@ -1,9 +1,12 @@
 """What a server says of the columns that the sites agreed on, which may be made up: checked before rows are read."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, get_origin, get_type_hints
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, ClassVar, get_args, get_origin, get_type_hints
 
+from kinfed.core.tasks import Classification, Counts, Forecasting, Regression, Task
+from kinfed.data.steps import Feature
 from kinfed.data.tables import disclosure
 from kinfed.data.tables.schema import Description
 from kinfed.errors import UsageError
@@ -23,7 +26,7 @@ SAID: dict[Any, Callable[[Any], bool]] = {  # what JSON must hold where a descri
 def read_inputs(agreed: Fields) -> dict[str, str]:
     """The kind of each column that is an input; raises TypeError for what says no such thing."""
     inputs = agreed["inputs"]
-    pairs = isinstance(inputs, Sequence) and all(
+    pairs = isinstance(inputs, list) and all(
         isinstance(pair, list | tuple) and len(pair) == 2 and all(type(part) is str for part in pair) for pair in inputs
     )
     if not pairs or len(kinds := dict(inputs)) < len(inputs) or not {*kinds.values()} <= {*disclosure.FORMS}:
@@ -41,10 +44,44 @@ def read_classes(agreed: Fields) -> list[str] | None:
     return classes
 
 
+def read_windows(agreed: Fields) -> tuple[tuple[int, ...], tuple[str, ...], tuple[int, int] | None]:
+    """Steps ahead that are scored, the calendar, and the steps at which validation and test begin, once known.
+
+    Raises TypeError for what says no such thing.
+    """
+    horizons, calendar, cuts = agreed["horizons"], agreed["calendar"], agreed.get("cuts", [0, 0])
+    are_steps = all(isinstance(part, list) and all(map(SAID[int], part)) for part in (horizons, cuts))
+    if not are_steps or len(cuts) != 2 or not cuts[0] <= cuts[1] or len({*horizons}) < len(horizons):
+        raise TypeError("horizons are different steps, and cuts are two steps, the later one last")
+    if not isinstance(calendar, list) or not SAID[tuple[str, ...]](calendar) or not {*calendar} <= {*get_args(Feature)}:
+        raise TypeError("a calendar is a list of different features of times")
+    return tuple(horizons), tuple(calendar), (cuts[0], cuts[1]) if "cuts" in agreed else None
+
+
+def check_task(task: Task, fields: Fields) -> None:
+    """Raise UsageError unless the server's task is the one of the columns that it describes.
+
+    A model learns by the task, and a site's answers are made by the description.
+    """
+    agreed = fields["agreed"]
+    if "times" in agreed:
+        good = isinstance(task, Forecasting) and task.horizons == tuple(agreed["horizons"])
+    elif classes := agreed["classes"]:
+        good = isinstance(task, Classification) and task.classes == len(classes)
+    else:
+        targets = read_description(fields).targets
+        means, deviations = zip(*((target.mean, target.deviation) for target in targets), strict=True)
+        wanted: Task = Regression(means, deviations, tuple(agreed["targets"]))
+        good = task == (Counts(*means) if agreed["counts"] else wanted)
+    if not good:
+        raise UsageError(f"the server's task, {type(task).__name__}, is not that of the columns that it describes")
+
+
 def read_description(fields: Mapping[str, Any], key: str = "description") -> Description:
     """The description of columns in a message of the server's; raises UsageError if it is none.
 
-    Its columns are those that were agreed on, in that order, and all of its numbers are finite.
+    Its columns are those that were agreed on, in that order, all of its numbers are finite, and it says nothing of what
+    only a site's own file says, such as how numbers are written, or between which numbers answers lie.
     """
     try:
         description = Description.from_dict(fields[key])
@@ -52,6 +89,8 @@ def read_description(fields: Mapping[str, Any], key: str = "description") -> Des
         scales = [scale for by_column in description.clients.values() for scale in by_column.values()]
         good = inputs == [name for name, _ in fields["agreed"]["inputs"]]
         good &= all(_is_sound(part) for part in (*description.inputs, *description.targets, *scales))
+        targets = tuple(replace(target, bounds=()) for target in description.targets)
+        good &= description == Description("", description.inputs, targets, description.clients)
         if key == "description":
             classes, names = fields["agreed"]["classes"], [target.name for target in description.targets]
             good &= names == fields["agreed"]["targets"]
@@ -66,4 +105,7 @@ def read_description(fields: Mapping[str, Any], key: str = "description") -> Des
 def _is_sound(part: Any) -> bool:
     """Whether each field of a part of a description is of its kind, and it can scale numbers."""
     kinds = {name: kind for name, kind in get_type_hints(type(part)).items() if get_origin(kind) is not ClassVar}
-    return all(SAID[kind](getattr(part, name)) for name, kind in kinds.items()) and getattr(part, "deviation", 1.0) > 0
+    if not all(SAID[kind](getattr(part, name)) for name, kind in kinds.items()):
+        return False
+    middle = max(abs(getattr(part, name, 0.0)) for name in ("mean", "median"))
+    return middle <= disclosure.LARGEST and getattr(part, "deviation", 1.0) > 0

@@ -6,8 +6,10 @@ from pathlib import Path
 from kinfed.core import checkpoint, trees
 from kinfed.core.model import Model
 from kinfed.core.trees import Tree
+from kinfed.errors import UsageError
 from kinfed.files import make_folder, write_json
 
+from ..wire import messages
 from ..wire.messages import Fields
 from .site_files import ERRORS, expecting_own, hash_owner, read_tensors
 
@@ -29,16 +31,19 @@ class ModelStore:
         checkpoint.write(arrays, self._candidates / f"{round}.safetensors", {"names": json.dumps(list(named))})
 
     def select(self, fields: Fields) -> None:
-        """Write the model that the server's fields select, and delete those that can no longer be selected."""
+        """Write the model that the server's fields select, and delete those that can no longer be selected.
+
+        Raises UsageError for fields that select nothing, or a kind of model that is not here.
+        """
+        judged, selected, chosen = messages.selection_of(fields)
         paths = self._candidates.glob("*.safetensors")
         rounds = sorted(int(path.stem) for path in paths if path.stem.isdecimal())
         if not rounds:
             return
-        selected, chosen = fields.get("selected", {}), fields.get("chosen", "")
         best = selected.get(chosen)
         self._write(best if best in rounds else rounds[-1], chosen)  # a client that was away has its latest
         for round in rounds[:-1]:
-            if round <= fields.get("judged", -1) and round not in selected.values():
+            if round <= judged and round not in selected.values():
                 (self._candidates / f"{round}.safetensors").unlink(missing_ok=True)
 
     def _write(self, round: int, chosen: str) -> None:
@@ -46,7 +51,9 @@ class ModelStore:
         arrays, text = read_tensors(candidates)
         with expecting_own(candidates):
             names = [str(name) for name in json.loads(text["names"])]
-            name = chosen if chosen in names else names[0]
+            name = chosen or names[0]
+        if name not in names:
+            raise UsageError(f"the server chooses the model {name!r:.40}, and this site has {', '.join(names)}")
         origin = {"round": round + 1, "model": name}
         about = {"origin": json.dumps(origin), "owner": hash_owner(self._folder)}
         path = self._folder / "model.safetensors"

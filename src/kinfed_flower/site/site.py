@@ -44,7 +44,7 @@ from ..masking.upload_numbers import check_digits, find_largest, flatten_upload
 from ..wire import contents, messages
 from ..wire.messages import Fields, Message
 from . import agreements, site_examples, site_verdict
-from .agreed_columns import read_description
+from .agreed_columns import check_task, read_description
 from .agreements import Agreements
 from .drawn_rows import Disclosure, Withheld
 from .ledger import Ledger
@@ -510,6 +510,9 @@ class Site:
         task = plan.read_task(fields["task"])
         for key in {"description", "covariates"} & fields.keys():
             read_description(fields, key)
+        if "agreed" in fields:
+            with understanding():
+                check_task(task, fields)
         with understanding():
             shape, outputs, described = tuple(fields["shape"]), fields["outputs"], fields.get("description")
             self._policy.check_limit("parameters", planned.parameters(shape, outputs, described))

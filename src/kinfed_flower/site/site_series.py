@@ -1,5 +1,6 @@
 """A site's series: its times, what it tells of its covariates, and its windows as among all sites' series."""
 
+import json
 import math
 import warnings
 from collections.abc import Mapping
@@ -22,11 +23,12 @@ from kinfed.data.tables.schema import Description
 from kinfed.data.tables.series_examples import cut_series
 from kinfed.data.tables.times import Clock, Times
 from kinfed.data.windows import Scaling, Windows
-from kinfed.errors import Fault, UsageError
+from kinfed.errors import Fault, UsageError, several
 
 from .. import plan
 from ..wire.messages import Fields
-from .agreed_columns import read_description, read_inputs
+from .agreed_columns import read_description, read_inputs, read_windows
+from .drawn_rows import Withheld
 from .site_reading import OwnTable
 from .site_table import disclose_column
 
@@ -100,8 +102,7 @@ class SiteSeries(OwnTable):
 
     def federate(self, fields: Fields, task: Task, split: Split, seed: int, cut: float = math.inf) -> Federation:
         """A federation of this client alone, its windows as among those of all sites."""
-        if not isinstance(task, Forecasting):
-            raise UsageError("the server's task must be a forecast, as this site has a series")
+        assert isinstance(task, Forecasting)
         dataset = self._windows(fields["agreed"])
         parts = self._parts(dataset, fields["agreed"], split, seed)
         assert isinstance(dataset.prepare, Scaling)
@@ -137,7 +138,7 @@ class SiteSeries(OwnTable):
             horizon=reading.horizon,
             step=clock.length if clock.paced else None,
             dated=bool(agreed["dated"]),
-            calendar=tuple(agreed["calendar"]),
+            calendar=read_windows(agreed)[1],
             kinds=read_inputs(agreed),
             future=tuple(agreed["future"]),
             static=tuple(agreed["static"]),
@@ -145,6 +146,7 @@ class SiteSeries(OwnTable):
 
     def _windows(self, agreed: Fields) -> Dataset:
         """All windows of the series among the steps of all sites."""
+        self._check_forecast(agreed)
         clock, moments = plan.clock_of(agreed), self._times.moments
         times = clock.times
         place = np.searchsorted(times, moments - disclosure.NEAR)
@@ -153,11 +155,29 @@ class SiteSeries(OwnTable):
             raise UsageError(f"{problem}; put it back as it was, or start another run", Fault.REPLACED)
         series = self._series(agreed, clock)
         self.check_asked(series.kinds)
-        windows = Windows(series.past, series.horizon, horizons=tuple(agreed["horizons"]))
+        windows = Windows(series.past, series.horizon, horizons=read_windows(agreed)[0])
         reading = self.reading
         return cut_series(
             self.frame, self.owners, clock, place, series, windows, group=reading.group, weight=reading.weight
         )
+
+    def _check_forecast(self, agreed: Fields) -> None:
+        """Raise Withheld unless the server asks for the forecast that this site's operator has declared."""
+        reading = self.reading
+        declared = {
+            "targets": [reading.target],
+            "past": reading.past,
+            "horizon": reading.horizon,
+            "future": sorted(reading.future),
+            "static": sorted(reading.static),
+            "dated": self._times.dated,
+        }
+        for name, own in declared.items():
+            if json.dumps(agreed[name]) != json.dumps(own):  # by which 1 is not True
+                raise Withheld(
+                    f"it forecasts '{reading.target}', {several(reading.horizon, 'step')} from {reading.past} "
+                    f"(--target, --time, past, horizon, future, static), and the server asks for other {name}"
+                )
 
     def _parts(self, dataset: Dataset, agreed: Fields, split: Split, seed: int) -> dict[str, Tensor]:
         assert dataset.time is not None
@@ -165,8 +185,9 @@ class SiteSeries(OwnTable):
         if split.own_times:
             parts = split.by_own_time(dataset.time, dataset.span, rows, draw)
         else:
-            first, second = agreed["cuts"]
-            parts = split.cut(dataset.time, dataset.span, rows, first, second, draw)
+            if (cuts := read_windows(agreed)[2]) is None:
+                raise TypeError("a split in time needs the steps at which validation and test begin")
+            parts = split.cut(dataset.time, dataset.span, rows, *cuts, draw)
         if not parts:
             raise UsageError(f"{self.frame.name} has no window for each of training, validation and test", Fault.FEW)
         if self.limits:

@@ -167,6 +167,18 @@ def round_of(fields: Fields, name: str) -> int:
     return value
 
 
+def selection_of(fields: Fields) -> tuple[int, dict[str, int], str]:
+    """The last round that is scored, the best round of each kind of model, and the kind that is kept, empty before any.
+
+    Raises UsageError for what says no such thing.
+    """
+    selected, chosen = fields.get("selected", {}), fields.get("chosen", "")
+    rounds = {name: round_of(selected, name) for name in selected}
+    if chosen and chosen not in rounds:
+        raise UsageError(f"the server's chosen must be one of its selected; got {chosen!r:.40}")
+    return round_of({"judged": -1} | fields, "judged"), rounds, chosen
+
+
 def digest(message: Message) -> str:
     """A hash of a message's fields and arrays."""
     hashed = hashlib.sha256(json.dumps(message.fields, sort_keys=True).encode())
