@@ -172,8 +172,8 @@ class SiteSeries(OwnTable):
             "static": sorted(reading.static),
             "dated": self._times.dated,
         }
-        for name, own in declared.items():
-            if json.dumps(agreed[name]) != json.dumps(own):  # by which 1 is not True
+        for name, value in declared.items():
+            if json.dumps(agreed[name]) != json.dumps(value):  # by which 1 is not True
                 raise Withheld(
                     f"it forecasts '{reading.target}', {several(reading.horizon, 'step')} from {reading.past} "
                     f"(--target, --time, past, horizon, future, static), and the server asks for other {name}"
