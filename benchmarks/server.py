@@ -5,7 +5,8 @@ multiplications at the speed of a square product, whichever takes longer. Before
 product is timed on all threads; repetitions beside which it took a fifth longer than at its best were disturbed by
 other work and are dropped, and a machine that never gets quiet ends in an error. Writes docs/evidence/server.md.
 
-`--loaded` keeps disturbed repetitions and writes nothing; `--only 20x62006` measures one size, `--kin` kin alone.
+`--loaded` keeps disturbed repetitions and writes nothing; `--only 20x62006` measures one size, `--kin` kin alone, and
+`--parts` what two servers do.
 """
 
 import argparse
@@ -19,21 +20,23 @@ from pathlib import Path
 
 import torch
 from torch import nn
+from torch.func import vjp
 
 from kinfed import Training
 from kinfed.core.graph import Graph
 from kinfed.core.method import AveragedParams, Params, Roster
 from kinfed.core.mixins import reduce_uploads
 from kinfed.core.model import Model
-from kinfed.core.rows import blank, take
+from kinfed.core.rows import blank, subtract, take
 from kinfed.core.seeding import tags
-from kinfed.methods import SFL, FedAGHN, FedAMP, FedAvg, FedCedar, Kin, PFedGAT, fedaghn, pfedgat
+from kinfed.methods import SFL, FedAGHN, FedAMP, FedAvg, FedCedar, Kin, PFedGAT, PFedGraph, fedaghn, pfedgat
 from kinfed.models import MODELS
 from kinfed.ops.clustering import distances, kmeans
 from kinfed.ops.gemm import has_amx, objection
 from kinfed.ops.mixing import mix, weighted_mean
-from kinfed.ops.similarity import fast_product, gram, inner_by_layer
-from kinfed.relations import Distance, Nearest, Softmax, relate
+from kinfed.ops.similarity import fast_product, gram, inner, inner_by_layer
+from kinfed.relations import Cosine, Distance, Nearest, Simplex, Softmax, relate
+from kinfed.relations.movements import lengths_of
 from kinfed_papers.result_pages import version, write_page
 
 PAGE = Path(__file__).parents[1] / "docs" / "evidence" / "server.md"
@@ -193,6 +196,60 @@ def of_kin(clock):
     return lines
 
 
+def cpu_seconds(run):
+    """The median of seven repetitions after one to warm up, of one thread, so that other work hardly counts."""
+    threads, seconds = torch.get_num_threads(), []
+    torch.set_num_threads(1)
+    for _ in range(8):
+        begun = time.process_time()
+        run()
+        seconds.append(time.process_time() - begun)
+    torch.set_num_threads(threads)
+    return statistics.median(seconds[1:])
+
+
+def of_parts():
+    """Lines about what two methods' rounds are made of, as multiples of one product [N, N] x [N, d]; see `of_kin`."""
+    clients = roster(1000, nn.Sequential(nn.Linear(232, 100), nn.ReLU(), nn.Linear(100, 10)))
+    everyone, d, layout = clients.everyone, clients.layout.size, clients.layout
+    theta, slope, weights = fill_rows(1000, d, 0), fill_rows(1000, d, 3), torch.rand(1000, 1000)
+    moved, mixed = subtract(theta, clients.theta), blank(1000, theta)
+    gat, half = PFedGAT(sketch=4096), PFedGraph()
+    server = gat.aggregate(clients, gat.start(clients), everyone, pfedgat.Upload(theta, slope))
+    features, one_each = gat.features(clients, server, everyone), torch.ones(1000, 1000)
+    similarity = Cosine().compare(moved, moved, None, layout)
+
+    def attend(network):
+        return gat.scores(network, features).softmax(-1).mean(0)
+
+    def pass_network():
+        attend(server.network)  # of this round's models
+        vjp(attend, server.network)[1](weights)
+
+    def measure_movements():
+        subtract(theta, clients.theta)
+        lengths_of(layout, theta, by_layer=False)
+
+    parts = [
+        ("`pfedgat`, all", step(gat, clients, pfedgat.Upload(theta, slope))),
+        ("mixtures of models", lambda: mix(weights, theta, layout)),
+        ("derivatives of losses by weights", lambda: inner(slope, theta)),
+        (
+            "sketches of models of this and the last round",
+            lambda: [gat.features(clients, server, everyone) for _ in range(2)],
+        ),
+        ("attention of 8 heads, twice forward and once back", pass_network),
+        ("`pfedgraph`, all", step(half, clients, Params(theta))),
+        ("mixtures of models and of directions", lambda: [mix(weights, table, layout) for table in (theta, moved)]),
+        ("cosines", lambda: Cosine().compare(moved, moved, None, layout)),
+        ("movements, and lengths of models", measure_movements),
+        ("weights", lambda: Simplex(half.alpha).weigh(similarity, 100 * one_each, one_each == 0, one_each)),
+    ]
+    with fast_product(theta, 1000, 1000, d):
+        product = cpu_seconds(lambda: torch.mm(weights, theta, out=mixed))
+    return [f"| {name} | {cpu_seconds(run) / product:.2f} |" for name, run in parts]
+
+
 def copying(clock, theta):
     """Seconds to read one table and write another, which is gone again afterwards."""
     other = blank(len(theta), theta)
@@ -276,11 +333,15 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--loaded", action="store_true", help="keep disturbed repetitions, write nothing")
     parser.add_argument("--kin", action="store_true", help="measure kin alone, write nothing")
+    parser.add_argument("--parts", action="store_true", help="measure what two servers do alone, write nothing")
     parser.add_argument("--only", metavar="NxD", help="one size, such as 20x62006; writes nothing")
     given = parser.parse_args()
     cases = [case for case in CASES if given.only in (None, "{}x{}".format(*case))]
     if not cases:
         sys.exit(f"--only {given.only}: the sizes are {', '.join('{}x{}'.format(*case) for case in CASES)}")
+    if given.parts:
+        print("| what | times |", *of_parts(), sep="\n")
+        return
     clock = Clock(given.loaded)
     if given.kin:
         print("| neighbours | not evaluated | evaluated |", *of_kin(clock), sep="\n")
@@ -338,6 +399,17 @@ def main():
                 "| neighbours | not evaluated | evaluated |",
                 "| --- | ---: | ---: |",
                 *of_kin(clock),
+                "",
+                "## What two servers do",
+                "",
+                "All of 1,000 clients with 24,310 numbers are in the round. Times are of the CPU on one thread, as",
+                "multiples of one product of [N, N] with [N, d]. The equations of pFedGAT need two products, and",
+                "those of pFedGraph two and a half. The rest is passes over the tables, and a network over all pairs.",
+                "For this table alone: `--parts`.",
+                "",
+                "| what | times |",
+                "| --- | ---: |",
+                *of_parts(),
                 "",
                 "## Many clients",
                 "",

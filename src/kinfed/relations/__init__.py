@@ -1,4 +1,12 @@
-"""Who learns from whom, in three parts: what is compared, how weights follow, and among whom."""
+r"""Who learns from whom: client $i$ is sent $u_i = \sum_j w_{ij} \theta_j$, in three parts that a method chooses.
+
+- `comparisons`: what is compared, similarities $s_{ij}$ of a vector of each client, [L, K, N] for K receivers.
+- `weighings`: how weights follow, rows $w_i$ that sum to one, of these similarities.
+- `neighbourhoods`: among whom, everyone, the nearest few, or the neighbours in a known graph.
+
+In `relation` they meet. There `relate` makes `Weights` of the three, and these mix models. `movements` has what `kin`
+asks of movements from the first model, and `own_parts` checks what a user's own part gives.
+"""
 
 from .comparisons import Comparison as Comparison, Cosine as Cosine, Distance as Distance
 from .neighbourhoods import (

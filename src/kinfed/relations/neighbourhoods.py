@@ -1,4 +1,7 @@
-"""Among whom a client's mixture is made."""
+"""Among whom a client's mixture is made.
+
+`Everyone`, `Nearest` and `Linked` are parts of `kinfed.Mixture`. `Drawn` is kin's, which draws a list by its weights.
+"""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -146,7 +149,8 @@ def _directions(sketch: Tensor) -> Tensor:
 def list_alike(roster: Roster, sketch: Tree, seen: Tensor, cohort: Tensor, count: int) -> Tensor | None:
     """[K, M] int64 each of the cohort, and then up to `count` others of most similar sketch: [N, s]; None for everyone.
 
-    A client without an update of its own, by seen: [N] bool, is listed others at random.
+    These are FedAGHN's lists, which are mixed alone, so no sample stands for the rest. A client without an update of
+    its own, by seen: [N] bool, is listed others at random.
     """
     if not isinstance(sketch, Sketches):
         return None

@@ -1,4 +1,7 @@
-"""Who learns from whom: weights of clients' models, and how they follow from a comparison."""
+"""Who learns from whom: weights of clients' models, and how they follow from a comparison.
+
+Begin with `relate`, which makes a `Relation` of the three parts. The classes before it are what it gives.
+"""
 
 from collections.abc import Callable
 from typing import NamedTuple
