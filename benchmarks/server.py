@@ -405,7 +405,7 @@ def main():
                 "All of 1,000 clients with 24,310 numbers are in the round. Times are of the CPU on one thread, as",
                 "multiples of one product of [N, N] with [N, d]. The equations of pFedGAT need two products, and",
                 "those of pFedGraph two and a half. The rest is passes over the tables, and a network over all pairs.",
-                "For this table alone: `--parts`.",
+                f"For this table alone: `--parts`. {version()}.",
                 "",
                 "| what | times |",
                 "| --- | ---: |",
