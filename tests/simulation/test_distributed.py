@@ -199,6 +199,7 @@ ONCE = """
 import resource, torch
 from pathlib import Path
 from kinfed import Execution, Federation, RunError, UsageError, fit
+from kinfed.simulation.attacks.label_flip import LabelFlip
 from kinfed.methods import FedAvg
 from kinfed.simulation import distributed
 
@@ -226,8 +227,13 @@ with distributed.group():
     data = distributed.build_once(build)
     mapped = "federation.pt (deleted)" in Path("/proc/self/maps").read_text()
     assert mapped == distributed.is_on()
-    run = fit(FedAvg(), data, torch.nn.Linear(4, 3), rounds=2, execution=Execution("loop"))
-    print(data.digest(), [round(score, 5) for score in run.history.test("shared").tolist()], flush=True)
+    network = torch.nn.Linear(4, 3)
+    for attack in (None, LabelFlip(0.3)):
+        run = fit(FedAvg(), data, network, rounds=2, execution=Execution("loop"), attack=attack)
+        scores = [round(score, 5) for score in run.history.test("shared").tolist()]
+        print(run.federation.digest(), scores, flush=True)
+    maps = Path("/proc/self/maps").read_text()
+    assert len({line.split()[4] for line in maps.splitlines() if "federation.pt" in line}) == 2 * mapped, maps
     if mapped:
         assert problem_of(fail) == "no such data"
         full = problem_of(fill)

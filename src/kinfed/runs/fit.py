@@ -4,6 +4,7 @@ import math
 import time
 import warnings
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from numbers import Real
 from pathlib import Path
@@ -227,7 +228,9 @@ def _corrupt_data(federation: Federation, attack: Attack | None, seed: int) -> t
     if attack is None:
         return federation, torch.zeros(len(federation), dtype=torch.bool)
     attackers = attack.attackers(federation.names, seed)
-    return attack.corrupt(federation, attackers, seed), attackers
+    if type(attack).corrupt is not Attack.corrupt:
+        federation = distributed.build_once(partial(attack.corrupt, federation, attackers, seed))
+    return federation, attackers
 
 
 def _attack_fleet(
