@@ -1,5 +1,6 @@
 """A user's words are data: names of columns, clients, classes and modules, whatever they are, and what a cell says."""
 
+import contextlib
 import csv
 import io
 import warnings
@@ -80,6 +81,9 @@ def test_a_client_called_all_answers_its_own_rows(tmp_path, monkeypatch, capsys)
 
     assert owners() == set(SITES)
     assert owners("--client", "all") == {"all"}
+    with contextlib.redirect_stdout(io.StringIO()) as notebook:  # whose standard output takes no bytes
+        assert main(["predict", "r", "t.csv"]) == 0
+    assert len(notebook.getvalue().splitlines()) == 1 + len(table())
     assert main(["export", "r", "--format", "safetensors", "--out", "x"]) == 0
     assert len(list(Path("x").glob("*.safetensors"))) == len(SITES)
     assert main(["onboard", "r", "--client", '"a,b",c']) == 2

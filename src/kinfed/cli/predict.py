@@ -62,7 +62,7 @@ def _predict(args: argparse.Namespace, console: Console) -> None:
         print(to_json(table.to_dicts(), default=str))
     else:
         sys.stdout.flush()
-        table.write_csv(sys.stdout.buffer)
+        table.write_csv(getattr(sys.stdout, "buffer", sys.stdout))  # that of a notebook has no buffer
 
 
 def add_unknown(parser: argparse.ArgumentParser, default: Unknown) -> None:
