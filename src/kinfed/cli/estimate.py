@@ -53,7 +53,8 @@ def candidates(request: Request, arena: Arena) -> list[Planned]:
         last = kind[-1]
         experiment = request.experiment(last.method_name, last.settings, model=last.model, own_rounds=last.own_rounds)
         count = seeds * len(kind) + count_draws(kind) / last.most
-        planned.append(Planned("a solved model" if last.is_solved else "boosted trees", experiment, count))
+        name = "a solved model" if last.is_solved else "boosted trees"
+        planned.append(Planned(f"{name}, at most", experiment, count))  # they end when nothing is left to gain
     return planned
 
 
