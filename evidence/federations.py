@@ -1,10 +1,10 @@
 """What methods are worth, on federations of the kinds that users bring: python evidence/federations.py
 
-Three blocks beside the better of Local and FedAvg: kinfed's own methods and `choose`, methods as their papers print
-them, and those again, each with the best of five settings by validation (`settings_of` says which five). Two kinds of
-training: `plain` (SGD 0.2, batch 8, two local epochs, 20 rounds) and `own`, the library's default training for as many
-rounds. The defaults of kinfed's own methods were checked on nine federations; three more, whose data no default has
-seen, need Fashion-MNIST in $KINFED_DATA. A run that diverges counts as the last place of its case, and is
+Three blocks beside the better of Local and FedAvg: kinfed's own methods and `choose`, methods of papers at their
+defaults, and those again, each with the best of five settings by validation (`settings_of` says which five). Two
+kinds of training: `plain` (SGD 0.2, batch 8, two local epochs, 20 rounds) and `own`, the library's default training
+for as many rounds. The defaults of kinfed's own methods were checked on nine federations; three more, whose data no
+default has seen, need Fashion-MNIST in $KINFED_DATA. A run that diverges counts as the last place of its case, and is
 named. `oracle` is FedAvg inside the true groups.
 
     python evidence/federations.py measure --answers FILE [--methods kin,hedge --seeds 3 --training own --tuned]
@@ -281,7 +281,7 @@ def blocks():
     printed = [name for family, members in FAMILIES.items() if family != OWN for name in members]
     ours = {"choose": {"name": "choose"}, **{name: {"name": name} for name in FAMILIES.get(OWN, ())}, **FORMS}
     yield "kinfed's own", {name: [settings] for name, settings in ours.items()}
-    yield "Methods as their papers print them", {name: [{"name": name}] for name in printed}
+    yield "Methods of papers", {name: [{"name": name}] for name in printed}
     tuned = {name: settings_of(name) for name in printed}
     yield (
         "The same, each with the best of five settings by validation",
