@@ -275,6 +275,8 @@ def test_a_config_composes_it_and_takes_a_part_from_a_file(tmp_path, monkeypatch
     assert main(["run", "mixture", "method.weigh=mine.py:Same", *small, "--out", "b"]) == 0
     assert main(["run", "mixture", "method.weigh=kernal", *small, "--out", "c"]) == 2
     assert "method.weigh" in capsys.readouterr().err
+    assert main(["run", "mixture", "method.among.count=5", *small, "--out", "d"]) == 2
+    assert "method.among: 'everyone' has no 'count'; set method.among.name=nearest as well" in capsys.readouterr().err
 
 
 def test_it_is_ahead_of_learning_alone_where_groups_are_hidden(federation):

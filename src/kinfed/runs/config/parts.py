@@ -108,7 +108,9 @@ def _part(kinds: Sequence[type], requested: Any, where: str, default: Any) -> tu
         and "name" not in requested
         and (has_default or (str in kinds and len(by_name) == 1))
     ):
-        requested = {"name": name_of(type(default)) if has_default else next(iter(by_name)), **requested}
+        chosen = name_of(type(default)) if has_default else next(iter(by_name))
+        _suggest_name(requested, by_name, chosen, where)
+        requested = {"name": chosen, **requested}
     requested = require_name(requested, where, by_name)
     name = requested.pop("name")
     kind = take(by_name, name, where)
@@ -120,6 +122,15 @@ def _part(kinds: Sequence[type], requested: Any, where: str, default: Any) -> tu
             raise UsageError(f"{where}: '{name}' cannot stand here: {why}")
     made, table = call(kind, requested, where, default=default if type(default) is kind else None)
     return made, {"name": name, **table}
+
+
+def _suggest_name(requested: Table, by_name: Mapping[str, Any], chosen: str, where: str) -> None:
+    """Raise UsageError for a key that the part `chosen` without a name lacks, and that another part has."""
+    has = {name: {field.name for field in fields(kind)} for name, kind in by_name.items()}
+    for key in requested:
+        if key not in has[chosen] and (others := [name for name, keys in has.items() if key in keys]):
+            listed = " or ".join(f"{where}.name={name}" for name in others)
+            raise UsageError(f"{where}: '{chosen}' has no '{key}'; set {listed} as well")
 
 
 def plain(value: Any) -> Any:
