@@ -133,7 +133,7 @@ def test_two_names_for_one_part_are_a_conflict(texts):
     [
         ({"structure": "pq"}, r"^method\.structure: there is no 'pq'; known: known-graph, qp, similarity$"),
         ({"structure": {"name": "qp", "gama": 1}}, r"^unknown key 'method\.structure\.gama'; did you mean 'gamma'\?$"),
-        ({"structure": {"gamma": 1}}, r"^unknown key 'method\.structure\.gamma'; known: none$"),
+        ({"structure": {"gamma": 1}}, ": 'known-graph' has no 'gamma'; set method.structure.name=qp as well$"),
         ({"structure": {"name": "qp", "gamma": "1"}}, r"^method\.structure\.gamma must be a number; got '1'$"),
         ({"structure": 3}, r"^method\.structure must be 'known-graph' or 'similarity' or 'qp' or .*; got 3$"),
         ({"start": {"gamma": 3}}, r"^method\.start needs a name; known: qp$"),
