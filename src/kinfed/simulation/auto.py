@@ -24,6 +24,7 @@ NAMES = ("fused", "vmap", "loop")
 FEW = 5  # clients in a round, below which there is little for a CPU to batch
 WORK = 1 << 22  # parameters times examples of a step, and pixels of each if these are convolved: a CPU's for one client
 BATCHED, FUSED = 20, 64  # clients of a chunk on a CPU, under vmap and in fused form
+CACHED = 1 << 14  # rows of a chunk, up to which the sums of more clients at once stay in a CPU's cache
 
 
 def choose(
@@ -66,6 +67,8 @@ def choose(
     on_cpu = model.theta.device.type == "cpu"
     if chunk is None:
         on_this_cpu = FUSED if fused else BATCHED
+        if not gradients:  # a chunk of sums over few rows is mostly Python's
+            on_this_cpu = max(on_this_cpu, min(FUSED, CACHED // max(clients.sizes["train"])))
         chunk = on_this_cpu if on_cpu else chunk_that_fits(clients, model, training, fused)
     return Batched(chunk, name, workers if on_cpu else 1, fused), reason
 

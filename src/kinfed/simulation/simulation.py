@@ -47,9 +47,8 @@ class Simulation:
     for small dense models, and for a GPU. `fused` does so with plain SGD without autograd, if the model has such a form
     (`kinfed.ops.fused`): fastest for dense and recurrent models. Both use `workers` threads within operations. `auto`
     picks one by a rule (`kinfed.simulation.auto`), for rounds with this `share` of the clients, and says why in
-    `reason`. Without a `chunk` it is 20 clients on a CPU, 64 in fused form, and on a GPU as many as half of its memory
-    holds.
-    A GPU has a single worker, whatever their number here.
+    `reason`. Without a `chunk` it is 20 clients on a CPU, 64 in fused form or where a method without gradients has few
+    rows, and on a GPU as many as half of its memory holds. A GPU has a single worker, whatever their number here.
 
     `onednn` says whether that library computes products on a CPU (default: by the rule in `kinfed.ops.gemm`).
     `precision` is that of local training: `float32`, `bf16`, or on a GPU `tf32`. `how` holds all settings that decide
