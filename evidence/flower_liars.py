@@ -691,6 +691,205 @@ def site_said(screens):
     return screens[-1].removeprefix("client west: ")
 
 
+def put(*place):
+    """A lie: the last of these in the fields of a message, at the place that the others name."""
+    *way, last, value = place
+
+    def change(fields):
+        for key in way:
+            fields = fields[key]
+        fields[last] = value
+
+    return change
+
+
+INPUTS = "description", "inputs"
+MADE_UP = {  # what a server says of the columns, by what is made up
+    "columns": {
+        "describe": [
+            put("agreed", "inputs", 0, ["sick", "number"]),
+            put("agreed", "inputs", 0, [["age"], "number"]),
+            put("agreed", "inputs", [["age", "number"]] * 2),
+            put("agreed", "inputs", "ab"),
+            put("agreed", "targets", ["age"]),
+        ],
+        "join": [
+            lambda fields: fields["description"]["inputs"].reverse(),
+            put(*INPUTS, []),
+            put("description", "dropped", ["age"]),
+        ],
+    },
+    "classes": {
+        "describe": [put("agreed", "classes", classes) for classes in (["1"], ["0", "1", "1"], [], [None, "1"], "01")],
+        "join": [
+            put("agreed", "classes", ["0"]),
+            put("description", "targets", 0, "classes", ["1", "0"]),
+            put("task", {"name": "Classification", "classes": 3}),
+            put("task", {"name": "Regression"}),
+        ],
+    },
+    "scales": {
+        "join": [
+            put(*INPUTS, 0, key, value)
+            for key in ("mean", "deviation", "median")
+            for value in (float("nan"), float("inf"), -1e300, "1", [])
+        ]
+        + [put(*INPUTS, 0, "deviation", value) for value in (0.0, -1.0)]
+        + [put("description", "within", {"age": [60, 61]})]
+        + [put("description", "clients", {"west": {"age": {"mean": 0, "deviation": 0, "median": 0}}})],
+    },
+    "selections": {
+        "round": [put("selected", {"own": []}), put("chosen", "nothing"), put("judged", -5), put("round", 2**70)],
+    },
+}
+
+
+def make_up_descriptions(note, folder):
+    """What a server makes up of columns, classes, scales and models, to a site that has agreed to its plan."""
+    planned, sent = record_rows(folder / "honest", USUAL)
+    for what, lies in MADE_UP.items():
+        refused, lines, after = list[str](), [], []
+        for kind, changes in lies.items():
+            before = [earlier for earlier in ("hello", "describe", "join", "round") if earlier in sent]
+            for i, change in enumerate(changes):
+                first = {earlier: sent[earlier] for earlier in before[: before.index(kind)]}
+                site, screens, _ = victim(folder / f"{what}-{kind}-{i}", planned, first)
+                message = copy.deepcopy(sent[kind][0])
+                change(message.fields)
+                screens.clear()
+                reply = site.reply(kind, message)
+                refused += [reply.fields["refused"]] if "refused" in reply.fields and not reply.arrays else []
+                lines.append(screens[-1] if screens else "nothing")
+                after.append("refused" not in site.reply(kind, sent[kind][0]).fields)
+        note(
+            f"{len(lines)} messages with made-up {what}, to a site whose operator has agreed to docs/deploy.md's plan",
+            SERVER,
+            f"{len(refused)} refused, in a line each, such as “{refused[0]}”; the honest message was answered after "
+            f"{sum(after)} of them",
+            len(refused) == len(lines) and all(after) and all(line.isprintable() for line in lines),
+        )
+
+
+def refuse_a_site_that_joined(note, folder):
+    """A site that has joined, and whose next invitation is a lie: what it keeps, and whether the run goes on."""
+    planned, sent = record_rows(folder / "honest", USUAL)
+    site, _, _ = victim(folder / "west", planned, sent)
+    state = site.folder / sent["join"][0].fields["experiment"] / "state.safetensors"
+    before, refused = state.read_bytes(), []
+    lies = [change for kinds in MADE_UP.values() for change in kinds.get("join", ())]
+    for change in lies:
+        invitation = copy.deepcopy(sent["join"][0])
+        change(invitation.fields)
+        refused.append("refused" in site.reply("join", invitation).fields)
+    same = state.read_bytes() == before
+    goes_on = "refused" not in site.reply("round", sent["round"][0]).fields
+    note(
+        f"{len(lies)} other invitations to a site that has joined already",
+        SERVER,
+        f"{sum(refused)} refused; the site's state {'stayed as it was' if same else 'changed'}, and the honest round "
+        f"was {'answered' if goes_on else 'not answered'} after them",
+        all(refused) and same and goes_on,
+    )
+
+
+def set_a_ledger_back(note, folder):
+    """Files by which rows would have cost less than they did, and the next round under each."""
+    raw = {"rounds": 9, "method": "fedavg", "model": "linear", "training": {"epochs": 1, "batch": 16}}
+    raw |= {"privacy": {"epsilon": 8.0, "columns": PUBLIC}}
+    planned, sent = record_rows(folder / "honest", raw)
+    site, _, _ = victim(folder / "west", planned, sent)
+    path, asked = site.folder.parent / "west.privacy.json", sent["round"][0]
+    site.reply("round", asked)
+    older = path.read_bytes()  # rounds that are refused below count as answered, and five may be repeated
+    second = copy.deepcopy(asked)
+    second.fields.update(round=1, accepted=0)
+    spent = site.reply("round", second).fields["privacy"]["spent"]
+    kept = json.loads(path.read_text())
+    fewer = kept | {"runs": [entry | {"steps": 1} for entry in kept["runs"]]}
+    none = kept | {"runs": []}
+    other = kept | {"id": "0" * 16}
+    cases = {
+        "gone": None,
+        "the copy of a round before": older,
+        "with fewer steps": json.dumps(fewer).encode(),
+        "without runs": json.dumps(none).encode(),
+        "of another site": json.dumps(other).encode(),
+        "cut off": path.read_bytes()[:-9],
+    }
+    third, answered, why = copy.deepcopy(asked), [], ""
+    third.fields.update(round=2, accepted=1)
+    for case, content in cases.items():
+        path.unlink()
+        if content is not None:
+            path.write_bytes(content)
+        why = site.reply("round", third).fields.get("refused", "")
+        answered += [] if "restore it from a backup" in why else [case]
+        path.write_text(json.dumps(kept))
+    goes_on = site.reply("round", third).fields.get("privacy", {}).get("spent", 0.0) > spent
+    note(
+        f"A ledger of privacy that is {', '.join(cases)}",
+        "someone with a site's files, or a restored backup",
+        f"answered after {len(answered)} of {len(cases)}; otherwise “{why}”. With the ledger as it was the next round "
+        f"was {'answered, and counted' if goes_on else 'refused'}. A backup of all of --state is not noticed",
+        "bounded" if not answered and goes_on else "OPEN",
+    )
+
+
+class Drawing(Twisted):
+    """Sites of which west says what draws on a terminal, in place of all text of its own."""
+
+    def push(self, node, kind, message, seconds):
+        id = super().push(node, kind, message, seconds)
+        if self.sites[node].name == "west" and kind == self.lies["kind"]:
+            fields = self._arrived[id].fields
+            refused = {"refused": DRAWN} if kind != "hello" else {"columns": [DRAWN], "client": DRAWN}
+            self._arrived[id] = self._arrived[id]._replace(fields=fields | refused)
+        return id
+
+
+DRAWN = "\x1b[2J\x1b]0;owned\x07\nkinfed: done\r"
+
+
+def draw_on_terminals(note, folder):
+    """Control characters in whatever a site, or a server, may name."""
+    lines, drawn = [], 0
+    for kind in ("hello", "describe", "join", "round"):
+        place = folder / kind
+        carried = Drawing(hospitals(place, {}), {"kind": kind})
+        flower = {"clients": 3, "beside": [], "patience": 20.0}
+        raw = {"rounds": 1, "method": "fedavg", "model": "linear", "flower": flower}
+        serve(plan.resolve(raw), carried, place / "run", lines.append, 0.0)
+    drawn = sum(not line.isprintable() for line in lines)
+    note(
+        "Control characters that clear a screen and write a line of their own, as a site's name, columns and reasons",
+        SITE,
+        f"{drawn} of {len(lines)} lines of the server's log were other than printable; all four runs finished",
+        not drawn,
+    )
+    planned, sent = record_rows(folder / "honest", USUAL)
+    said = []
+    for kind, place in (
+        ("hello", ("experiment",)),
+        ("describe", ("agreed", "inputs", 0)),
+        ("join", ("table", "method", "name")),
+        ("join", ("experiment",)),
+        ("round", ("layout",)),
+        ("round", ("chosen",)),
+    ):
+        site, screens, _ = victim(folder / "-".join(map(str, (kind, *place))), planned, sent)
+        message = copy.deepcopy(sent[kind][0])
+        put(*place, DRAWN)(message.fields)
+        screens.clear()
+        said += [*map(str, site.reply(kind, message).fields.values()), *screens]
+    drawn = sum(not line.isprintable() for line in said)
+    note(
+        "The same as names of a run, a column, a method and a model",
+        SERVER,
+        f"{drawn} of {len(said)} lines of the site were other than printable",
+        not drawn,
+    )
+
+
 def set_all_scales(note, folder):
     """A site whose numbers are of quite another size: what the others' models are worth."""
 
@@ -736,7 +935,8 @@ def play(note, folder):
     legal = (ask_without_agreement, read_training_rows, read_rows_of_a_sum, read_rows_in_the_usual_plan)
     legal += (read_by_scores, change_the_description)
     limits = (single_out_a_class, single_out_a_row, fill_the_memory)
-    for part in (*legal, *limits, *lies, read_what_newcomers_are_given, make_up_columns, set_all_scales):
+    made_up = (make_up_descriptions, refuse_a_site_that_joined, set_a_ledger_back, draw_on_terminals)
+    for part in (*legal, *limits, *made_up, *lies, read_what_newcomers_are_given, make_up_columns, set_all_scales):
         (folder / part.__name__).mkdir(parents=True)
         part(note, folder / part.__name__)
 
