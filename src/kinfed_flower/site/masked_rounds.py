@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 from kinfed.core.private.privacy import Privacy
 from kinfed.runs.config import parts
@@ -117,11 +116,23 @@ class MaskedRounds:
         now.member.open(_read_bytes(fields, "boxes"))
         return now.member.count
 
-    def mask(self, fields: Fields, numbers: Numbers, largest: float) -> Tensor:
-        """[m] int64: the numbers under this site's masks."""
-        member = self._find(fields).member
-        masked = member.mask(FixedPoint(largest, member.count).encode(numbers))
-        return torch.from_numpy(masked.view("<i8"))
+    def mask(self, fields: Fields, reply: Fields, numbers: Numbers, largest: float) -> Message:
+        """The reply to a round with the numbers under this site's masks, `masked`: [m] int64.
+
+        It is in memory alone, as the round is over for a site that is started anew.
+        """
+        now = self._find(fields)
+        masked = now.member.mask(FixedPoint(largest, now.member.count).encode(numbers))
+        message = Message(reply, {"masked": torch.from_numpy(masked.view("<i8"))})
+        now.replies["round"] = fields, message
+        return message
+
+    def repeat(self, fields: Fields) -> Message:
+        """The reply to a round that was answered before; raises Withheld if the site was started anew since."""
+        _, reply = self._find(fields).replies.get("round", (fields, None))
+        if reply is None:
+            raise Withheld(LOST)
+        return reply
 
     def _find(self, fields: Fields) -> _Begun:
         now = self._begun

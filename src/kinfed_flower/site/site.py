@@ -268,7 +268,8 @@ class Site:
         model = messages.model_digest(message)
         digest = messages.request_digest(message, model)
         if state.digest == digest:
-            return state.reply
+            is_masked = planned.learning.training.masks is not None and "round" in state.reply.fields
+            return self._require_masks().repeat(message.fields) if is_masked else state.reply
         federation, simulation = self._load(invitation, planned)
         _check_layout(message.fields, simulation)
         accepted = messages.round_of(message.fields, "accepted")
@@ -304,32 +305,32 @@ class Site:
 
     def finish(self, work: "Work", outcome: Outcome) -> Message:
         """The reply of a round, once what was computed is saved."""
-        state = work.state
+        state, reply = work.state, work.state.reply
         if work.part.evaluate is not None:
             self._keep_evaluation(work, outcome)
         if work.part.train is not None:
-            self._put_upload(work, tree_map(lambda t: t[0], outcome.upload))
-            state.reply.fields["round"] = work.part.train[0]
+            reply.fields["round"] = work.part.train[0]
+            reply = self._add_upload(work, tree_map(lambda t: t[0], outcome.upload))
             state_after = tree_map(lambda t: t[0].clone(), outcome.state)
             state = state._replace(state=state_after, trained=work.part.train[0])
         else:  # the selection is final
             keep_errors(work.folder.path, work.part.federation)
         work.folder.save_state(state)
-        return state.reply
+        return reply
 
-    def _put_upload(self, work: "Work", upload: Tree) -> None:
-        """Add the upload to the reply of a round: under this site's masks, if the plan has them."""
+    def _add_upload(self, work: "Work", upload: Tree) -> Message:
+        """The reply of a round with the upload: under this site's masks, if the plan has them, and then in no file."""
         simulation, train = work.part.simulation, work.part.train
         privacy, reply = simulation.training.masks, work.state.reply
         if privacy is None:
             messages.put(upload, reply, "upload")
-            return
+            return reply
         assert train is not None
         rounds, roster = work.rounds, simulation.roster()
         check_masks(simulation.method, train[1], upload, roster.client_statistics)
         weight = float(weigh(simulation.method, roster, roster.everyone)[0])
         numbers = flatten_upload(privacy, rounds, train[1], upload, weight)
-        reply.arrays["masked"] = self._require_masks().mask(work.fields, numbers, find_largest(privacy, rounds))
+        return self._require_masks().mask(work.fields, reply.fields, numbers, find_largest(privacy, rounds))
 
     def _keep_evaluation(self, work: "Work", outcome: Outcome) -> None:
         """Keep the models of a round, and reply with their scores, or tell them to the operator under privacy."""
