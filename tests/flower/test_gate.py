@@ -229,6 +229,19 @@ def test_a_signature_is_good_for_one_call(ann):
     assert len(doorman._seen) == 1  # what is out of date anyway is not remembered
 
 
+def test_a_signature_covers_no_content_and_is_forgotten_by_a_restart(doorman, ann):
+    """As docs/privacy.md says of whoever reads a site's calls: it can change one, and repeat it after a restart."""
+    first = signed(ann)
+    assert doorman.judge("POST", b"/v1/fleet/push-messages", [*first, (b"content-length", b"999")]).status == 0
+    assert status(doorman, PULL, first) == 409
+    again = authentication.Doorman(SECRET, lambda: {pem(ann): "ann"}, Clock())
+    assert status(again, PULL, first) == 0
+    assert status(again, PULL, first) == 409
+    late = Clock()
+    late.now += authentication.VALID + datetime.timedelta(seconds=1)
+    assert status(authentication.Doorman(SECRET, lambda: {pem(ann): "ann"}, late), PULL, first) == 401
+
+
 def test_what_is_remembered_is_bounded(ann, monkeypatch):
     monkeypatch.setattr(authentication, "MOST", 3)
     clock = Clock()

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from kinfed.methods import METHODS
 from kinfed.runs.config import experiment, plugins
-from kinfed_flower.programs import server_app, subprocesses
+from kinfed_flower.programs import ending, hub, server_app, subprocesses
 
 pytestmark = pytest.mark.slow
 
@@ -89,8 +89,10 @@ def test_strangers_reach_nothing_and_what_is_made_is_its_owners_alone(federation
         done = subprocess.run([stranger, *arguments], env=environment, capture_output=True, text=True, check=False)
         assert done.returncode
         assert "404" in done.stdout + done.stderr
-    made = [path for top in ("home", "states", "keys") for path in (folder / top).rglob("*") if not path.is_dir()]
+    runs = [path.parent.name for path in folder.glob(f"*/{ending.JOURNAL}")]
+    made = [p for top in ("home", "states", "keys", *runs) for p in (folder / top).rglob("*") if not p.is_dir()]
     assert made
+    assert (home / hub.DATABASE).read_bytes().startswith(b"SQLite format 3")  # which encrypts nothing
     assert not [path for path in made if path.name != "config.toml" and path.stat().st_mode & 0o077]
 
 

@@ -270,6 +270,22 @@ def test_a_replay_is_answered_by_the_same_bytes_and_nothing_is_masked_twice(tmp_
     assert "no keys of this round" in ask(network, site, "reveal")["refused"]
 
 
+def test_a_masked_upload_that_is_asked_for_again_is_in_no_file_of_a_site_that_was_started_anew(tmp_path):
+    network, replies = Network(make_sites(tmp_path)), []
+
+    def replay(message):
+        sent = last(network, network.sites[3], "round")
+        restarted(network, NAMES[3])
+        replies.append(network.sites[3].reply("round", sent))
+        return message
+
+    network.changes[NAMES[3], "confirm", 2] = replay
+    summary, _ = run(tmp_path, network, planned(deadline=1.0))
+    assert "it has no keys of this round" in replies[0].fields["refused"]
+    assert not replies[0].arrays
+    assert summary.rounds == 3
+
+
 def test_a_site_reveals_nothing_unless_enough_have_confirmed_the_same_uploads(tmp_path):
     network = Network(make_sites(tmp_path))
 

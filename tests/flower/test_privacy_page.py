@@ -1,6 +1,7 @@
 """What docs/privacy.md says leaves a site, stays there, or is not promised, where no other test shows it."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -24,6 +25,7 @@ from kinfed_flower.site.masked_rounds import MaskedRounds
 from kinfed_flower.site.policy import Policy
 from kinfed_flower.site.site import Site
 from kinfed_flower.site.site_reading import Reading
+from kinfed_flower.wire import contents
 from kinfed_flower.wire.messages import Message
 from kinfed_flower.wire.transport import unpack
 
@@ -96,6 +98,9 @@ def test_an_epsilon_does_not_cover_how_many_rows_there_are(played):
     assert greeted["site0"]["columns"] == ["age", "stay"]
     assert greeted["site0"]["table"]["labels"] == ["0", "1"]
     assert not [reply for _, kind, reply in replies if kind in ("describe", "verdict") or "scores" in reply.fields]
+    ledgers = [contents.describe_reply(reply.fields, {}) for _, kind, reply in replies if "privacy" in reply.fields]
+    assert len(ledgers) == 10
+    assert all(re.fullmatch(r"epsilon [0-9.]+ of 8 is spent", line) for line in ledgers)  # as kinfed flower log has it
 
 
 def test_whoever_deletes_all_of_a_sites_state_sets_its_ledger_back(tmp_path):

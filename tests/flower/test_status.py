@@ -92,6 +92,18 @@ def test_the_status_on_screen_and_as_json(home, runs, capsys, monkeypatch):
     assert json.loads(capsys.readouterr().out)["run"]["round"] == 4
 
 
+def test_the_status_shows_what_a_budget_has_left(home, runs, capsys, monkeypatch):
+    monkeypatch.setenv("KINFED_FLOWER_HOME", str(home))
+    kept = status_file.read(home / "first")
+    kept["sites"]["ann"] |= {"noise": 1.5, "steps": 18, "spent": 1.234, "budget": 8.0}
+    status_file.write(home / "first", kept)
+    assert main(["flower", "status"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.endswith("epsilon spent") for line in lines)
+    [ann] = [line for line in lines if line.startswith("ann")]
+    assert ann.endswith("1.23 of 8")
+
+
 def test_a_run_writes_down_how_it_is_doing(trial):
     trial = trial("fedaghn", rounds=3, deadline=0.5)
     trial.grid.faults["b", 3] = lambda answer: None
