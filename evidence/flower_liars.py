@@ -798,10 +798,10 @@ def set_a_ledger_back(note, folder):
     raw |= {"privacy": {"epsilon": 8.0, "columns": PUBLIC}}
     planned, sent = record_rows(folder / "honest", raw)
     site, _, _ = victim(folder / "west", planned, sent)
-    path, asked = site.folder.parent / "west.privacy.json", sent["round"][0]
-    site.reply("round", asked)
+    path, first = site.folder.parent / "west.privacy.json", sent["round"][0]
+    site.reply("round", first)
     older = path.read_bytes()  # rounds that are refused below count as answered, and five may be repeated
-    second = copy.deepcopy(asked)
+    second = copy.deepcopy(first)
     second.fields.update(round=1, accepted=0)
     spent = site.reply("round", second).fields["privacy"]["spent"]
     kept = json.loads(path.read_text())
@@ -816,7 +816,7 @@ def set_a_ledger_back(note, folder):
         "of another site": json.dumps(other).encode(),
         "cut off": path.read_bytes()[:-9],
     }
-    third, answered, why = copy.deepcopy(asked), [], ""
+    third, answered, why = copy.deepcopy(first), [], ""
     third.fields.update(round=2, accepted=1)
     for case, content in cases.items():
         path.unlink()
@@ -867,7 +867,7 @@ def draw_on_terminals(note, folder):
         not drawn,
     )
     planned, sent = record_rows(folder / "honest", USUAL)
-    said = []
+    texts = []
     for kind, place in (
         ("hello", ("experiment",)),
         ("describe", ("agreed", "inputs", 0)),
@@ -880,12 +880,12 @@ def draw_on_terminals(note, folder):
         message = copy.deepcopy(sent[kind][0])
         put(*place, DRAWN)(message.fields)
         screens.clear()
-        said += [*map(str, site.reply(kind, message).fields.values()), *screens]
-    drawn = sum(not line.isprintable() for line in said)
+        texts += [*map(str, site.reply(kind, message).fields.values()), *screens]
+    drawn = sum(not line.isprintable() for line in texts)
     note(
         "The same as names of a run, a column, a method and a model",
         SERVER,
-        f"{drawn} of {len(said)} lines of the site were other than printable",
+        f"{drawn} of {len(texts)} lines of the site were other than printable",
         not drawn,
     )
 
