@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -162,7 +163,9 @@ def test_a_site_that_lies_over_tls_is_named_and_ends_no_run(network, tmp_path, l
     begin, start, _ = network
     for name in NAMES:
         start(name, lie if name == "eve" else "")
-    run = begin("run", "plan.toml", "--out", "run", "flower.clients=3", stderr=subprocess.PIPE)
+    while not all("is connected" in (tmp_path / f"{name}.log").read_text() for name in NAMES):
+        time.sleep(0.5)  # until all are connected, as a run of two may begin without eve
+    run = begin("run", "plan.toml", "--out", "run", stderr=subprocess.PIPE)
     said = run.communicate(timeout=200)[1]
     assert run.returncode == 0, said
     assert why in said
