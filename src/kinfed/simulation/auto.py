@@ -68,7 +68,7 @@ def choose(
     if chunk is None:
         on_this_cpu = FUSED if fused else BATCHED
         if not gradients:  # a chunk of sums over few rows is mostly Python's
-            on_this_cpu = max(on_this_cpu, min(FUSED, CACHED // max(clients.sizes["train"])))
+            on_this_cpu = max(on_this_cpu, min(FUSED, CACHED // max([1, *clients.sizes["train"]])))
         chunk = on_this_cpu if on_cpu else chunk_that_fits(clients, model, training, fused)
     return Batched(chunk, name, workers if on_cpu else 1, fused), reason
 
