@@ -841,9 +841,10 @@ class Drawing(Twisted):
     def push(self, node, kind, message, seconds):
         id = super().push(node, kind, message, seconds)
         if self.sites[node].name == "west" and kind == self.lies["kind"]:
-            fields = self._arrived[id].fields
+            reply = self._arrived[id]
+            assert isinstance(reply, Message)
             refused = {"refused": DRAWN} if kind != "hello" else {"columns": [DRAWN], "client": DRAWN}
-            self._arrived[id] = self._arrived[id]._replace(fields=fields | refused)
+            self._arrived[id] = reply._replace(fields=reply.fields | refused)
         return id
 
 
