@@ -205,7 +205,8 @@ def test_compare_and_list(tmp_path, capsys):
     assert (entries["fedper"]["family"], entries["local"]["paper"]) == ("Parts of a model", None)
     code, out, _ = kinfed_run(capsys, "list", "methods", "fedprox")
     assert "    mu = 0.01  (a number" in out
-    assert f"    differs: {METHODS.differs('fedprox')}\n" in out
+    assert f" differs: {METHODS.differs('fedprox')} " in " ".join(out.split())
+    assert max(map(len, out.splitlines())) <= 80
     assert METHODS.differs("fedprox").endswith("Algorithm 2 draws them by these numbers and weights them alike.")
     assert "    grid: mu = 0.001, 0.01, 0.1, 1.0\n" in out
     _, out, _ = kinfed_run(capsys, "list", "methods", "fedprox", "--json")

@@ -171,22 +171,37 @@ def _bibtex(kind: str, key: str, **fields: object) -> str:
 def show_entries(entries: dict[str, dict[str, Any]]) -> None:
     """Parts, each with its settings if it has them."""
     for name, entry in entries.items():
-        print(f"{name}  {entry['what']}")
+        _write(f"{name}  {entry['what']}", 0)
         if entry.get("family"):
-            print(f"    family: {entry['family']}")
+            _write(f"family: {entry['family']}")
         if entry.get("paper"):
-            print(f"    {entry['paper']['title']} ({entry['paper']['authors']}, {entry['paper']['year']})")
+            _write(f"{entry['paper']['title']} ({entry['paper']['authors']}, {entry['paper']['year']})")
         if entry.get("differs"):
-            print(f"    differs: {entry['differs']}")
+            _write(f"differs: {entry['differs']}")
         for key, values in entry.get("grid", {}).items():
-            print(f"    grid: {key} = {', '.join(map(_toml, values))}")
+            _write(f"grid: {key} = {', '.join(map(_toml, values))}")
         for key, value in entry.items():
             if key in ("methods", "columns"):
-                print(f"    {key}: {', '.join(value)}")
+                _write(f"{key}: {', '.join(value)}")
         for setting in entry.get("settings", ()):
-            print(f"    {setting['name']} = {_toml(setting['default'])}  ({setting['kind']})")
+            _write(f"{setting['name']} = {_toml(setting['default'])}  ({setting['kind']})")
             if setting["use"]:
-                print(f"        {setting['use']}")
+                _write(setting["use"], 8)
+
+
+def _write(text: str, indent: int = 4) -> None:
+    """Print text whose further lines are indented by four more."""
+    first, further = " " * indent, " " * (indent + 4)
+    print(
+        textwrap.fill(
+            text,
+            WIDTH,
+            initial_indent=first,
+            subsequent_indent=further,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+    )
 
 
 def _describe_part(registry: Registry, name: str, given: int) -> dict[str, Any]:

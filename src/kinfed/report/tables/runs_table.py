@@ -68,9 +68,9 @@ def terminal(comparison: Comparison) -> Iterator[Table | Text]:
 
 def baselines(rows: Sequence[Mapping[str, Any]], metric: str, unit: str | None, of: str = "") -> Table:
     """What standard models do on the same test rows."""
-    headings = (f"{of}standard models", f"test {metric}, {unit}" if unit else f"test {metric}", "")
+    headings = (f"{of}standard models", f"test\n{metric}, {unit}" if unit else f"test {metric}", "")
     lines = [(row["name"], score_text(row["mean"], unit == "%"), f"needs {row['needs']}") for row in rows]
-    return draw(headings, lines, text_columns=(0, 2))
+    return draw(headings, lines, text_columns=(0, 2), vertical="bottom")
 
 
 def _cells(row: Row, decimals: int) -> dict[str, str]:
