@@ -9,6 +9,7 @@ import pytest
 import torch
 from kinds import KINDS
 
+import kinfed
 from kinfed.cli import onboard as onboard_command
 from kinfed.cli.onboard import sentence
 from kinfed.cli.program import execute
@@ -20,6 +21,7 @@ from kinfed.methods import METHODS
 from kinfed.runs.config import experiment
 from kinfed.runs.launch import launch
 from kinfed.runs.run import Run
+from kinfed.runs.run_folder import RunFolder
 from kinfed.serving import joining_clients
 from kinfed.serving.onboarding import ALONE, BEST, SHARED, FrozenServer, onboard
 from kinfed.simulation.execution import Execution
@@ -266,6 +268,14 @@ def test_readings_that_do_not_fit_are_refused_in_one_line(change, message, tmp_p
     new = readings(tmp_path / "new.csv", **({"clients": "x"} | change))
     with pytest.raises(UsageError, match=message):
         joining_clients.of_table(saved, new, None)
+
+
+def test_a_run_of_series_without_a_config_is_refused_in_one_line(tmp_path):
+    path = readings(tmp_path / "gauges.csv", "abc")
+    data = kinfed.from_csv(path, client="gauge", target="level", time="day", past=4, horizon=2)
+    kinfed.save(kinfed.fit(kinfed.FedAvg(), data, rounds=1), tmp_path / "saved")
+    with pytest.raises(UsageError, match=r"saved has no config\.toml with the architecture"):
+        joining_clients.of_table(Run(RunFolder(tmp_path / "saved")), readings(tmp_path / "x.csv", "x"), None)
 
 
 def test_links_say_who_a_newcomers_neighbours_are(tmp_path):

@@ -56,8 +56,9 @@ def of_table(saved: Run, path: Path, edges: Path | None) -> list[Newcomer]:
     Everything is done to its rows, or readings of series, that was done to those of training. Raises UsageError for
     rows that do not fit.
     """
-    if saved.summary.sites is None and "series" in (saved.summary.data.scale or {}):
-        return _of_series(saved, path, edges)
+    made = saved.experiment
+    if saved.summary.sites is None and made and isinstance(made.dataset, TableReader) and made.dataset.past:
+        return _of_series(saved, made, made.dataset, path, edges)
     experiment, description = _read_experiment(saved)
     frame = open_table(path).with_joined(description.client)
     targets = [target.name for target in description.targets]
@@ -97,15 +98,14 @@ def of_table(saved: Run, path: Path, edges: Path | None) -> list[Newcomer]:
     return result
 
 
-def _of_series(saved: Run, path: Path, edges: Path | None) -> list[Newcomer]:
+def _of_series(
+    saved: Run, experiment: config.Experiment, reader: TableReader, path: Path, edges: Path | None
+) -> list[Newcomer]:
     """The newcomers in a file of readings, which become windows, scaled as those of training."""
-    experiment = saved.experiment
-    assert experiment is not None
-    assert isinstance(experiment.dataset, TableReader)
-    frame = open_table(path).with_joined(column := experiment.dataset.client_column)
-    if column not in frame.columns:
-        frame = frame.with_text(column, path.stem)
-    dataset = replace(experiment.dataset, edges="").read_frame(frame)
+    frame = open_table(path).with_joined(reader.client_column)
+    if reader.client_column not in frame.columns:
+        frame = frame.with_text(reader.client_column, path.stem)
+    dataset = replace(reader, edges="").read_frame(frame)
     _check_new(saved, dataset.owners)
     alone = replace(experiment, clients=0, newcomers=0, graph=lambda federation, seed: None)
     federation, _ = alone.everyone(None, saved.summary.seeds[0], dataset, saved.summary)
