@@ -50,7 +50,10 @@ class InsideGroups(GraphMethod):
         return (same / same.sum(1, keepdim=True))[cohort]
 
     def aggregate(self, roster, server, cohort, uploads):
-        return Params(put(server.theta, cohort, uploads.theta))
+        weights = self.graph(roster, server, roster.everyone)[:, cohort]  # [N, K]
+        total = weights.sum(1)
+        heard = total.nonzero().squeeze(1)  # clients whose group took part
+        return Params(put(server.theta, heard, weights[heard] / total[heard, None] @ uploads.theta))
 
     def train(self, client, state, received):
         theta = client.descend(received.theta)

@@ -1,9 +1,10 @@
 """kin and hedge with 8 to 1,000 clients, and where few take part in a round: python evidence/many_clients.py
 
 Thirty federations beside Local, FedAvg, FedAvg with fine-tuning and pFedGraph, with SGD at rate 0.2, batches of 8 and
-two local epochs. On the first half the defaults of kin and hedge were chosen. The second half was measured once they
-had been. `ablations` measures kin on the first half with one part of its rule changed at a time. `fresh` scores clients
-of eight rows, who have two for the test, on 1,000 rows of their own that nobody has seen.
+two local epochs. `oracle` is FedAvg inside the true groups, which no server knows; three federations have no groups.
+On the first half the defaults of kin and hedge were chosen. The second half was measured once they had been.
+`ablations` measures kin on the first half with one part of its rule changed at a time. `fresh` scores clients of eight
+rows, who have two for the test, on 1,000 rows of their own that nobody has seen.
 
     python evidence/many_clients.py measure [--seeds 3]     # needs Fashion-MNIST in $KINFED_DATA
     python evidence/many_clients.py ablations [--seeds 1]
@@ -36,34 +37,45 @@ from kinfed.methods import METHODS as METHODS_BY_NAME, Kin
 from kinfed_papers import result_pages as page
 
 PAGE, KEPT = RESULTS / "many-clients.md", RESULTS / "many-clients.json"
-METHODS = ("local", "fedavg", "fedavg-ft", "pfedgraph", "kin", "hedge")
+METHODS = ("local", "fedavg", "oracle", "fedavg-ft", "pfedgraph", "kin", "hedge")
 
 
 def chosen_on(seed):
-    """(name, share of clients in a round, rounds, case) of each federation on which defaults were chosen."""
+    """(name, share of clients in a round, rounds, x, y, client, classes, groups) where defaults were chosen.
+
+    Clients are dealt in turn to so many groups; 1 if all need the same model, and None if there are no groups.
+    """
     rng = np.random.default_rng(7000 + seed)
     w = rng.normal(size=(4, 6))
-    yield "planes alike, 60 x 8", 1.0, 20, *join_clients(planes(rng, 60, 8, [[1, -1, 0.5, 2]], 0.1)), 2
-    yield "planes alike, 30 x 8", 1.0, 20, *join_clients(planes(rng, 30, 8, [[2, 1, -1, 1]], 0.1)), 2
-    yield "planes, 3 groups, 120 x 12", 1.0, 20, *join_clients(planes(rng, 120, 12, list(w[:3]), 0.1)), 2
-    yield "planes, 3 groups, 1,000 x 10, a tenth", 0.1, 20, *join_clients(planes(rng, 1000, 10, list(w[:3]), 0.1)), 2
-    yield "digits alike, 100 x 17", 1.0, 20, *join_clients(digits(rng, [17] * 100)), 10
-    yield "digits, 4 rotations, 100 x 17", 1.0, 20, *join_clients(digits(rng, [17] * 100, 4)), 10
-    yield "digits, 4 rotations, 20 x 80, a tenth", 0.1, 40, *join_clients(digits(rng, [80] * 20, 4)), 10
-    yield "digits alike, 20 x 80, a tenth", 0.1, 40, *join_clients(digits(rng, [80] * 20)), 10
-    yield "digits, 2 rotations, 40 x 40, three tenths", 0.3, 20, *join_clients(digits(rng, [40] * 40, 2)), 10
+    yield "planes alike, 60 x 8", 1.0, 20, *join_clients(planes(rng, 60, 8, [[1, -1, 0.5, 2]], 0.1)), 2, 1
+    yield "planes alike, 30 x 8", 1.0, 20, *join_clients(planes(rng, 30, 8, [[2, 1, -1, 1]], 0.1)), 2, 1
+    yield "planes, 3 groups, 120 x 12", 1.0, 20, *join_clients(planes(rng, 120, 12, list(w[:3]), 0.1)), 2, 3
+    yield "planes, 3 groups, 1,000 x 10, a tenth", 0.1, 20, *join_clients(planes(rng, 1000, 10, list(w[:3]), 0.1)), 2, 3
+    yield "digits alike, 100 x 17", 1.0, 20, *join_clients(digits(rng, [17] * 100)), 10, 1
+    yield "digits, 4 rotations, 100 x 17", 1.0, 20, *join_clients(digits(rng, [17] * 100, 4)), 10, 4
+    yield "digits, 4 rotations, 20 x 80, a tenth", 0.1, 40, *join_clients(digits(rng, [80] * 20, 4)), 10, 4
+    yield "digits alike, 20 x 80, a tenth", 0.1, 40, *join_clients(digits(rng, [80] * 20)), 10, 1
+    yield "digits, 2 rotations, 40 x 40, three tenths", 0.3, 20, *join_clients(digits(rng, [40] * 40, 2)), 10, 2
     parts = [(X[i], rng.permutation(10)[Y[i]]) for i in deal(rng, [80] * 20)]
-    yield "digits, everyone names them differently, 20 x 80", 1.0, 20, *join_clients(parts), 10
+    yield "digits, everyone names them differently, 20 x 80", 1.0, 20, *join_clients(parts), 10, 20
     parts = [(X[i], rng.permutation(10)[Y[i]]) for i in deal(rng, [80] * 20)]
-    yield "the same, three tenths", 0.3, 30, *join_clients(parts), 10
-    yield "persons with a level of their own, 200 x 15, three tenths", 0.3, 20, *join_clients(persons(rng, 200, 15)), 2
-    yield "networks alike, 300 x 10", 1.0, 20, *join_clients(networks(rng, 1, 300, 10)), 4
+    yield "the same, three tenths", 0.3, 30, *join_clients(parts), 10, 20
+    yield (
+        "persons with a level of their own, 200 x 15, three tenths",
+        0.3,
+        20,
+        *join_clients(persons(rng, 200, 15)),
+        2,
+        None,
+    )
+    yield "networks alike, 300 x 10", 1.0, 20, *join_clients(networks(rng, 1, 300, 10)), 4, 1
     yield (
         "digits, 2 rotations, 8 x 20 to 300",
         1.0,
         20,
         *join_clients(digits(rng, np.geomspace(20, 300, 8).astype(int), 2)),
         10,
+        2,
     )
     yield (
         "digits, labels Dirichlet 0.3, 60 x 30, a tenth",
@@ -71,6 +83,7 @@ def chosen_on(seed):
         40,
         *join_clients([draw_skewed(rng, 30) for _ in range(60)]),
         10,
+        1,
     )
 
 
@@ -80,36 +93,43 @@ def kept_apart(seed):
     cancer, wine = standardise(load_breast_cancer()), standardise(load_wine())
     images, labels = clothes()
     w = rng.normal(size=(5, 8))
-    yield "planes alike, 500 x 8", 1.0, 20, *join_clients(planes(rng, 500, 8, [[1, 2, -1, 0.5, 1]], 0.1)), 2
-    yield "planes, 2 groups, 12 x 20", 1.0, 20, *join_clients(planes(rng, 12, 20, list(w[:2, :5]), 0.1)), 2
-    yield "planes, 5 groups, 200 x 15, a tenth", 0.1, 30, *join_clients(planes(rng, 200, 15, list(w), 0.1)), 2
+    yield "planes alike, 500 x 8", 1.0, 20, *join_clients(planes(rng, 500, 8, [[1, 2, -1, 0.5, 1]], 0.1)), 2, 1
+    yield "planes, 2 groups, 12 x 20", 1.0, 20, *join_clients(planes(rng, 12, 20, list(w[:2, :5]), 0.1)), 2, 2
+    yield "planes, 5 groups, 200 x 15, a tenth", 0.1, 30, *join_clients(planes(rng, 200, 15, list(w), 0.1)), 2, 5
     ring = [[3 * np.cos(a), 3 * np.sin(a), 1.0] for a in 2 * np.pi * np.arange(80) / 80]
-    yield "planes on a ring, 80 x 20", 1.0, 20, *join_clients(planes(rng, 80, 20, ring, 0.0, 0.5)), 2
+    yield "planes on a ring, 80 x 20", 1.0, 20, *join_clients(planes(rng, 80, 20, ring, 0.0, 0.5)), 2, None
     order = rng.permutation(len(images))
     parts = [(images[i], labels[i]) for i in order[: 1000 * 16].reshape(1000, 16)]
-    yield "clothes alike, 1,000 x 16, a tenth", 0.1, 20, *join_clients(parts), 10
+    yield "clothes alike, 1,000 x 16, a tenth", 0.1, 20, *join_clients(parts), 10, 1
     parts = [(1 - images[i] if c % 2 else images[i], labels[i]) for c, i in enumerate(order[: 60 * 30].reshape(60, 30))]
-    yield "clothes, half in negative, 60 x 30", 1.0, 20, *join_clients(parts), 10
+    yield "clothes, half in negative, 60 x 30", 1.0, 20, *join_clients(parts), 10, 2
     parts = [(1 - images[i] if c % 2 else images[i], labels[i]) for c, i in enumerate(order[: 30 * 60].reshape(30, 60))]
-    yield "clothes, half in negative, 30 x 60, a tenth", 0.1, 40, *join_clients(parts), 10
+    yield "clothes, half in negative, 30 x 60, a tenth", 0.1, 40, *join_clients(parts), 10, 2
     names = [rng.permutation(10) for _ in range(3)]
     parts = [(images[i], names[c % 3][labels[i]]) for c, i in enumerate(order[: 45 * 40].reshape(45, 40))]
-    yield "clothes, 3 groups name them differently, 45 x 40, three tenths", 0.3, 30, *join_clients(parts), 10
+    yield "clothes, 3 groups name them differently, 45 x 40, three tenths", 0.3, 30, *join_clients(parts), 10, 3
     parts = [(images[i], rng.permutation(10)[labels[i]]) for i in order[: 40 * 50].reshape(40, 50)]
-    yield "clothes, everyone names them differently, 40 x 50", 1.0, 20, *join_clients(parts), 10
+    yield "clothes, everyone names them differently, 40 x 50", 1.0, 20, *join_clients(parts), 10, 40
     order = rng.permutation(len(cancer[0]))[:560]
-    yield "tumours alike, 40 x 14", 1.0, 20, *join_clients([rows(cancer, i) for i in np.array_split(order, 40)]), 2
+    yield "tumours alike, 40 x 14", 1.0, 20, *join_clients([rows(cancer, i) for i in np.array_split(order, 40)]), 2, 1
     order = rng.permutation(len(wine[0]))
-    yield "wines, 8 x 22, three tenths", 0.3, 30, *join_clients([rows(wine, i) for i in np.array_split(order, 8)]), 3
-    yield "networks, 3 groups, 90 x 30, three tenths", 0.3, 30, *join_clients(networks(rng, 3, 90, 30)), 4
+    yield "wines, 8 x 22, three tenths", 0.3, 30, *join_clients([rows(wine, i) for i in np.array_split(order, 8)]), 3, 1
+    yield "networks, 3 groups, 90 x 30, three tenths", 0.3, 30, *join_clients(networks(rng, 3, 90, 30)), 4, 3
     parts = [(X[i], Y[i] if c % 3 else rng.integers(0, 10, len(i))) for c, i in enumerate(deal(rng, [25] * 70))]
-    yield "digits, a third has random labels, 70 x 25", 1.0, 20, *join_clients(parts), 10
+    yield (
+        "digits, a third has random labels, 70 x 25",
+        1.0,
+        20,
+        *join_clients(parts),
+        10,
+        [0 if c % 3 else c + 1 for c in range(70)],
+    )
     halves, parts = [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9], [0, 2, 4, 6, 8], [1, 3, 5, 7, 9]], []
     for c in range(60):
         i = rng.choice(np.flatnonzero(np.isin(Y, halves[c % 4])), 25, replace=False)
         parts.append((X[i], Y[i]))
-    yield "digits, groups see half of them, 60 x 25, a tenth", 0.1, 40, *join_clients(parts), 10
-    yield "persons with a level of their own, 400 x 12", 1.0, 20, *join_clients(persons(rng, 400, 12)), 2
+    yield "digits, groups see half of them, 60 x 25, a tenth", 0.1, 40, *join_clients(parts), 10, 4
+    yield "persons with a level of their own, 400 x 12", 1.0, 20, *join_clients(persons(rng, 400, 12)), 2, None
 
 
 def digits(rng, sizes, rotations=1):
@@ -231,12 +251,16 @@ def measure_all(halves, rows_of, seeds):
     """Run what is asked for and not yet kept: rows_of names methods, or tables of settings, by the name of a row."""
     kept = json.loads(KEPT.read_text()) if KEPT.exists() else {}
     for (half, cases), seed in itertools.product(halves.items(), range(seeds)):
-        for name, share, rounds, *case in cases(seed):
+        for name, share, rounds, *case, groups in cases(seed):
             kept_runs = kept.setdefault(half, {}).setdefault(name, {})
+            if isinstance(groups, int):
+                groups = [c % groups for c in range(len(np.unique(case[2])))]
             for settings in rows_of:
+                if settings == {"name": "oracle"} and groups is None:
+                    continue
                 runs = kept_runs.setdefault(key(settings), {})
                 if str(seed) not in runs:
-                    run = measure(settings, (name, *case, None), TRAINING["plain"], seed, None, rounds, share)
+                    run = measure(settings, (name, *case, groups), TRAINING["plain"], seed, None, rounds, share)
                     runs[str(seed)] = {"mean": run["mean"], "seconds": run["seconds"]}
                     page.keep(KEPT, kept)
             print(half, seed, name, file=sys.stderr, flush=True)
@@ -279,14 +303,20 @@ def table(cases, names):
     yield f"| --- |{' ---: |' * len(names)}"
     over = []
     for case, kept_runs in cases.items():
-        if any(key({"name": name}) not in kept_runs for name in names):
-            continue  # not measured yet
-        means = [np.mean([run["mean"] for run in kept_runs[key({"name": name})].values()]) for name in names]
+        runs_of = [kept_runs.get(key({"name": name}), {}).values() for name in names]
+        means = [np.mean([run["mean"] for run in runs]) if runs else np.nan for runs in runs_of]
         over.append([mean - max(means[:2]) for mean in means])
-        cells = [f"{mean:.1f}" for mean in means[:2]] + [f"{gain:+.1f}" for gain in over[-1][2:]]
-        yield f"| {case} | {' | '.join(cells)} |"
-    for title, of in (("mean", np.mean), ("worst", np.min)) if over else ():
-        yield f"| **{title}** | {' | '.join(f'**{value:+.1f}**' for value in of(over, 0))} |"
+        gains = ["" if np.isnan(gain) else f"{gain:+.1f}" for gain in over[-1][2:]]
+        yield f"| {case} | {' | '.join([f'{mean:.1f}' for mean in means[:2]] + gains)} |"
+    over = np.array(over)
+    grouped = over[~np.isnan(over).any(1)]
+    for title, values in (
+        ("mean of all", over.mean(0)),
+        ("mean of those with an oracle", grouped.mean(0)),
+        ("worst", np.nanmin(over, 0)),
+    ):
+        cells = ["" if np.isnan(value) else f"**{value:+.1f}**" for value in values]
+        yield f"| **{title}** | {' | '.join(cells)} |"
 
 
 def write_ablations(cases):

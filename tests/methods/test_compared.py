@@ -201,3 +201,11 @@ def test_each_rule_that_the_ablations_of_kin_change_is_one_that_kin_has(monkeypa
     for name, method in ablations.items():
         changed = not torch.equal(finished(method, federation, rounds=4, participation=0.6)[1].theta, usual)
         assert changed == (name not in same), name
+
+
+def test_the_oracle_of_a_single_group_is_fedavg_also_where_few_take_part(monkeypatch, federation):
+    monkeypatch.syspath_prepend(str(EVIDENCE))
+    oracle = importlib.import_module("hidden_groups").InsideGroups((0,) * len(federation))
+    models = finished(oracle, federation, rounds=4, participation=0.6)[1].theta
+    mean = finished(FedAvg(), federation, rounds=4, participation=0.6)[1].theta
+    assert torch.allclose(models, mean.expand_as(models), rtol=0, atol=1e-6)
