@@ -291,7 +291,7 @@ class Site:
         evaluate = _receive_evaluation(message, state) if "evaluate" in message.fields else None
         train = None if round is None else (round, _receive(message, "train", state.forms))
         if train is not None:
-            self._check_sums(simulation, *train)
+            _check_sums(self._limits, simulation, *train)
         masked = self._open_shares(planned, folder, message, train, model)
         parts = {"evaluation": evaluate, "training": train}
         kinds = [kind for kind, part in parts.items() if part is not None]
@@ -376,14 +376,6 @@ class Site:
         if privacy.unit == "client":
             privacy.check_count(count)
         return train[0]
-
-    def _check_sums(self, simulation: Simulation, round: int, received: Tree) -> None:
-        """Raise Withheld for models at which a few rows decide what is uploaded."""
-        if self._limits.step > 1 and simulation.budget is None:
-            with computing():
-                weights = simulation.row_weights(round, torch.tensor([0]), received)
-            for row_weights in () if weights is None else weights[0]:
-                self._limits.check_weights(row_weights, "the coefficients that the server sent")
 
     def _spend(
         self, planned: plan.Plan, simulation: Simulation, base: Tree, train: tuple[int, Tree], reply: Message, run: str
@@ -572,6 +564,15 @@ def _rows_that_count(simulation: Simulation) -> dict[str, float]:
     """By split, the rows of a simulation of one client, as many as would say as much with equal weights."""
     weights = simulation.clients.pool.weight
     return {split: _effective_rows(weights, rows[0]) for split, rows in simulation.clients.rows.items()}
+
+
+def _check_sums(limits: Disclosure, simulation: Simulation, round: int, received: Tree) -> None:
+    """Raise Withheld for models at which a few rows decide what is uploaded."""
+    if limits.step > 1 and simulation.budget is None:
+        with computing():
+            weights = simulation.row_weights(round, torch.tensor([0]), received)
+        for row_weights in () if weights is None else weights[0]:
+            limits.check_weights(row_weights, "the coefficients that the server sent")
 
 
 def _check_layout(fields: Fields, simulation: Simulation) -> None:
