@@ -24,7 +24,15 @@ from kinfed import (
     from_frame,
 )
 from kinfed.methods.solved import partial_pooling
-from kinfed.methods.solved.partial_pooling import PartialPooling, Server, Sums, choose_posterior, step, sums
+from kinfed.methods.solved.partial_pooling import (
+    PartialPooling,
+    Server,
+    Sums,
+    bound_curvature,
+    choose_posterior,
+    step,
+    sums,
+)
 from kinfed.models.additive import additive
 from kinfed.models.changes import changes
 from kinfed.models.repeat import repeat
@@ -254,6 +262,24 @@ def test_labels_and_counts_are_learned():
     data = Federation.from_arrays(x, counts, client, task=Counts(float(counts.mean())))
     found = solved(data).history.curve("mixed", "test", "deviance").mean(1)
     assert float(found[-1]) < 1.3  # of Poisson counts it is about 1
+
+
+def test_the_curvature_of_a_softmax_is_bounded_as_tightly_as_a_diagonal_can():
+    """By hand, and by eigenvalues: with less for any class the bound would not hold."""
+    shares = torch.tensor([[0.8, 0.1, 0.1], [0.5, 0.3, 0.2]], dtype=torch.float64)
+    expected = torch.tensor([[0.32, 0.16, 0.16], [0.5, 0.3, 0.2]], dtype=torch.float64)
+    torch.testing.assert_close(bound_curvature(shares), expected)
+    two = torch.tensor([[0.7, 0.3]], dtype=torch.float64)
+    torch.testing.assert_close(bound_curvature(two), torch.full_like(two, 2 * 0.7 * 0.3))
+    draw = torch.Generator().manual_seed(0)
+    shares = (4 * torch.randn(500, 5, generator=draw, dtype=torch.float64)).softmax(1)
+    curvature = torch.diag_embed(shares) - shares[:, :, None] * shares[:, None]
+    bound = torch.diag_embed(bound_curvature(shares))
+    assert torch.linalg.eigvalsh(bound - curvature).min() > -1e-12
+    for c in range(5):
+        less = bound.clone()
+        less[:, c, c] *= 0.99
+        assert (torch.linalg.eigvalsh(less - curvature)[:, 0] < 0).all()
 
 
 @pytest.mark.parametrize("classes", [2, 4])
