@@ -17,7 +17,7 @@ from kinfed.models import MODELS
 from kinfed.simulation.execution import Execution
 from kinfed.simulation.simulation import Simulation
 
-SERIES = ("rnn", "gru", "changes", "changes-mlp", "repeat")
+SERIES = ("rnn", "gru", "changes", "changes-mlp", "repeat", "holt-winters", "calendar-means")
 
 
 def shape_for(name):

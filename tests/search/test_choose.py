@@ -368,7 +368,7 @@ def test_a_ridge_of_each_series_is_what_is_kept_where_nobody_can_learn_from_othe
 @pytest.mark.parametrize(("season", "baseline"), [(3, "the last season"), (1, "the last value")])
 def test_the_naive_forecast_is_what_is_kept_where_nothing_is_better(season, baseline):
     """A step differs from that of a season before by chance alone, so nothing can be learned."""
-    draw = torch.Generator().manual_seed(0)
+    draw = torch.Generator().manual_seed(1)
     client, x = torch.arange(1800) % 6, torch.randn(1800, 4, 1, generator=draw)
     repeated = torch.stack([x[:, 4 - season + step % season, 0] for step in range(2)], 1)  # [n, 2]
     data = Federation.from_arrays(x, repeated + 0.3 * torch.randn(1800, 2, generator=draw), client, task=Forecasting())
@@ -390,12 +390,18 @@ def test_forms_of_standard_models_suit_the_task_and_are_not_too_large(monkeypatc
     assert standard_forms(Federation.from_arrays(x, labels % 2, client)) == ("linear", "trees,trees=50,depth=8")
     assert standard_forms(Federation.from_arrays(x[:, None], number, client)) == ()
     windows, steps = x[..., None], x[:, :2]
-    naive = tuple(f"repeat,season={season}" for season in (1, 2, 3))
+    naive, smooth = ([f"{kind},season={season}" for season in (1, 2, 3)] for kind in ("repeat", "holt-winters"))
     assert standard_forms(Federation.from_arrays(windows, steps, client, task=Forecasting())) == (
         "linear",
         "changes",
         *naive,
+        *smooth,
     )
+    dated = torch.cat([windows, (torch.arange(60) % 4).float().view(60, 1, 1).expand(60, 3, 1)], 2)
+    data = Federation.from_arrays(dated, steps, client, task=Forecasting())
+    assert standard_forms(data)[-2:] == ("holt-winters,season=3", "calendar-means,times=4")
+    monkeypatch.setattr(choose_module, "LEAVES", 3 * 4 * 2 - 1)  # clients, times and steps
+    assert standard_forms(data)[-1] == "holt-winters,season=3"
     assert standard_forms(Federation.from_arrays(windows, steps, client, task=Quantiles())) == ()
     monkeypatch.setattr(choose_module, "LEAVES", 1000)
     assert standard_forms(Federation.from_arrays(x, number, client)) == ("linear",)

@@ -12,6 +12,8 @@ MODELS = Registry(
         "changes": "changes:changes",
         "changes-mlp": "changes:changes_mlp",
         "repeat": "repeat:repeat",
+        "holt-winters": "holt_winters:holt_winters",
+        "calendar-means": "calendar_means:calendar_means",
         "additive": "additive:additive",
         "log-linear": "log_linear:log_linear",
         "trees": "trees:trees",

@@ -9,6 +9,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
@@ -30,7 +31,10 @@ from ..methods.solved.standard import (
     fit_line,
     log_counts,
 )
-from ..models.repeat import places_of_season
+from ..models.calendar_means import CalendarMeans, count_times
+from ..models.estimator import Estimator
+from ..models.holt_winters import HoltWinters
+from ..models.repeat import find_season, places_of_season
 from ..models.trees import DEEPEST, find_holes
 from ..verdict.verdict import EACH, OF_CLIENT
 from .config.named_baselines import NamedBaseline
@@ -46,6 +50,8 @@ ROWS, COLUMNS, CLIENTS = 200_000, 500, 2_000  # with more there are none, or not
 STEPS = 24  # ahead up to which boosting forecasts each by a model of its own
 LONGEST = 366  # steps of a season
 REPEATS = "repeat"  # the model that forecasts the last value, or season, once more
+SMOOTHS = "holt-winters"
+BY_TIME = "calendar-means"
 OFTEN = 3  # windows of a client at each time of day, from which a mean is worth something
 BOOSTED, TREES = 100, 50  # clients with boosting of their own, and its trees for an output
 LIMIT = 60  # seconds after which no other model of an estimator that the user names is fitted
@@ -56,7 +62,7 @@ POOLED = "of all rows"
 class Form(NamedTuple):
     """What a client's standard model is as a run of the method `standard`."""
 
-    model: str  # "linear", "changes", "trees", or one that repeats readings, such as "repeat,season=7"
+    model: str  # "linear", "changes", "trees", or one that fits itself, such as "repeat,season=7"
     penalty: float = 1.0
 
 
@@ -168,6 +174,11 @@ class _Data:
             x[x[:, flag] > 0.5, place] = np.nan
         return x
 
+    def count_times(self) -> int:
+        """How many times windows of series are at, by the calendar."""
+        every = torch.from_numpy(np.concatenate(list(self.x.values())))
+        return count_times(every.view(len(every), -1, self.features), torch.arange(len(every)))
+
     def last_readings(self, split: str) -> Array:
         """[n, 1] of each window of a series the last reading."""
         return self.x[split][:, -self.features][:, None]
@@ -227,8 +238,8 @@ def standard_models(
                 if data.levels and not recipe.quantiles:
                     answers = _add_errors(data, answers)
                 form = Form(recipe.form, strength) if recipe.form else None
-                if recipe.form == REPEATS:
-                    form = Form(f"{REPEATS},season={int(strength)}")
+                if recipe.form in (REPEATS, SMOOTHS):
+                    form = Form(f"{recipe.form},season={int(strength)}")
                 models.append(StandardModel(recipe.name, recipe.pools, answers, form))
     return models, problems
 
@@ -353,40 +364,49 @@ def _of_series(data: _Data, steps: int) -> Iterator[_Recipe]:
         return lambda x, who: x[:, at]
 
     yield _Recipe("the last value", lambda: _answers(data, repeat(1)), form=REPEATS)
-    if past > 1:
-        seasons = range(2, min(past, LONGEST) + 1)
-        yield _Recipe("the last season", lambda: _tune(data, seasons, repeat), form=REPEATS)
-    if data.dated and (means := _means_by_time(data)) is not None:
-        yield _Recipe(f"{OF_CLIENT}mean by the calendar", lambda: means)
-
-
-def _means_by_time(data: _Data) -> Answers | None:
-    """A client's mean readings after windows at the same time, by the calendar; None where these are few.
-
-    At a time that a client has no window of it is the mean of all its readings. Two windows are at the same time if the
-    calendar is the same at all their steps, which a sum with weights drawn at random tells.
-    """
-    past = data.x["train"].shape[1] // data.features
-    weights = np.random.default_rng(0).uniform(1, 2, past * (data.features - 1))
-    sums = {
-        split: x.reshape(len(x), past, data.features)[..., 1:].reshape(len(x), -1).round(6) @ weights
-        for split, x in data.x.items()
-    }
-    every, at = np.unique(np.concatenate(list(sums.values())).round(6), return_inverse=True)
-    sizes = [len(item) for item in sums.values()]
-    times = dict(zip(sums, np.split(at.reshape(-1), np.cumsum(sizes)[:-1]), strict=True))
     rows = data.training()
-    if len(every) < 2 or len(rows.y) < OFTEN * data.clients * len(every):
-        return None
-    cell = rows.who * len(every) + times["train"][data.has_target]
-    client_mean = _client_means(rows, data.clients)
-    mean = _client_means(rows._replace(who=cell), data.clients * len(every))
-    seen = np.bincount(cell, minlength=len(mean)) > 0
-    answers = {}
-    for split in data.splits:
-        places = data.who[split] * len(every) + times[split]
-        answers[split] = np.where(seen[places, None], mean[places], client_mean[data.who[split]])
-    return answers
+    season = 1
+    if past > 1:  # training windows tell the season, as nothing is fitted to them
+        readings, y = torch.from_numpy(rows.x[:, :: data.features]), torch.from_numpy(rows.y)
+        season = find_season(readings, y, range(2, min(past, LONGEST) + 1))
+        yield _Recipe("the last season", lambda: Tuned(_answers(data, repeat(season)), season), form=REPEATS)
+
+    def fit_each(module: Estimator) -> Model:
+        return _fit_each(data, rows, partial(_fit_estimator, module.double(), (past, data.features)))
+
+    def smooth() -> Tuned:
+        """The season is that one or a part of it; as many constants are fitted with each."""
+        models = {m: fit_each(HoltWinters(past, steps, m)) for m in range(1, season + 1) if season % m == 0}
+        errors = {m: _times((model(rows.x, rows.who) - rows.y) ** 2, rows.w).mean() for m, model in models.items()}
+        best = min(errors, key=errors.__getitem__)
+        return Tuned(_answers(data, models[best]), best)
+
+    yield _Recipe(f"Holt-Winters {EACH}", smooth, too_large=data.too_large(CLIENTS), form=SMOOTHS)
+    if data.dated and (times := data.count_times()) > 1 and len(rows.y) >= OFTEN * data.clients * times:
+        yield _Recipe(
+            f"{OF_CLIENT}mean by the calendar",
+            lambda: _answers(data, fit_each(CalendarMeans(steps, times))),
+            form=f"{BY_TIME},times={times}",
+        )
+
+
+class _Estimate(NamedTuple):
+    """A module that has fitted itself to a client's windows."""
+
+    module: Estimator
+    shape: tuple[int, int]  # of a window
+
+    def answer(self, x: Array) -> Array:
+        """[n, H] forecasts for windows as rows, x: [n, past * F]."""
+        with torch.no_grad():
+            answers: Array = self.module(torch.from_numpy(x).view(-1, *self.shape)).numpy()
+        return answers
+
+
+def _fit_estimator(module: Estimator, shape: tuple[int, int], x: Array, y: Array, w: Array | None = None) -> _Estimate:
+    fitted, weight = deepcopy(module), np.ones(len(x)) if w is None else w
+    fitted.fit(torch.from_numpy(x).view(-1, *shape), torch.from_numpy(y), torch.from_numpy(weight))
+    return _Estimate(fitted, shape)
 
 
 def _of_counts(data: _Data) -> Iterator[_Recipe]:

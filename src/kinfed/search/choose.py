@@ -21,12 +21,13 @@ from ..core.model import Model
 from ..core.summary import Metric
 from ..core.tasks import Classification, Counts, Forecasting, Quantiles, Regression
 from ..core.training import Training
-from ..data.federation import Federation
+from ..data.federation import Federation, list_owned
 from ..data.tables.table_reader import from_frame
 from ..errors import RunError, UsageError, log_failure, nearest, note_failure
 from ..methods.solved import KNOWN
 from ..methods.solved.standard import lanes_of
-from ..models.repeat import places_of_season
+from ..models.calendar_means import count_times
+from ..models.repeat import WINDOWS, find_season
 from ..models.trees import DEEPEST
 from ..runs.baselines import Baseline, floor, rows, standard_baselines, verdict
 from ..runs.config.experiment import CLIP, default_model
@@ -34,7 +35,7 @@ from ..runs.config.from_table import GROWING
 from ..runs.config.named_baselines import read_baselines
 from ..runs.reference_runs import BASES
 from ..runs.run import client_index, make_baseline
-from ..runs.standard_models import LONGEST, REPEATS, TREES
+from ..runs.standard_models import BY_TIME, LONGEST, REPEATS, SMOOTHS, TREES
 from ..runs.test_scores import NO_STANDARD, NO_VERDICT
 from ..runs.tested_examples import Tested
 from ..runs.trained_run import TrainedRun
@@ -50,7 +51,6 @@ FACTORS = (1, 3, 1 / 3)  # of the rate of local training
 CAREFUL = (1 / 3, 1)  # the same of squared errors in the units of a table's target, which may have heavy tails
 # models that are candidates, simplest first, of which partial pooling solves the head
 SOLVED = ("repeat", "linear", "changes", "log-linear", "additive")
-WINDOWS = 20_000  # of training, up to which seasons are compared
 UNEQUAL = 0.3  # a target's deviation over its mean from which its logarithm is tried
 MANY = 1 << 22  # numbers in all clients' sums up to which solving takes a moment
 GROWN = "trees"  # the model that personal boosting grows
@@ -228,7 +228,10 @@ def standard_forms(federation: Federation) -> tuple[str, ...]:
         if isinstance(task, Quantiles) or federation.x.ndim != 3:
             return ()
         seasons = range(1, min(federation.x.shape[1], LONGEST) + 1)
-        return ("linear", "changes", *(f"{REPEATS},season={season}" for season in seasons))
+        naive, smooth = ([f"{kind},season={season}" for season in seasons] for kind in (REPEATS, SMOOTHS))
+        times = count_times(federation.x, torch.cat(list_owned(federation)))
+        means = len(federation) * times * federation.outputs <= LEAVES
+        return ("linear", "changes", *naive, *smooth, *([f"{BY_TIME},times={times}"] if means and times > 1 else []))
     if federation.x.ndim != 2:
         return ()
     trees = f"trees,trees={TREES * lanes_of(task, federation.outputs)},depth={DEEPEST}"
@@ -258,11 +261,7 @@ def usual_season(federation: Federation) -> int:
     task: Any = federation.task
     readings = federation.x[rows][..., 0]
     y = (federation.y[rows] - task.mean) / task.deviation
-    past = readings.shape[1]
-    seasons = range(1, min(past, LONGEST) + 1)
-    places = (places_of_season(past, season, y.shape[1]) for season in seasons)
-    errors = torch.stack([(readings[:, at] - y).abs().nanmean() for at in places])
-    return int(errors.argmin()) + 1
+    return find_season(readings, y, range(1, min(readings.shape[1], LONGEST) + 1))
 
 
 def _spans_orders(federation: Federation) -> bool:

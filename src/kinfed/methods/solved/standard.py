@@ -3,6 +3,7 @@
 import math
 import warnings
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, NamedTuple, cast
 
@@ -18,7 +19,7 @@ from ...core.mixins import Advises, Solves
 from ...core.tasks import Classification, Counts, Forecasting, Quantiles, Regression
 from ...errors import UsageError
 from ...models.changes import Since
-from ...models.repeat import Repeat
+from ...models.estimator import Estimator
 from ...models.trees import NOWHERE, Trees
 from ..local import Local
 from .monotone_leaves import read_signs
@@ -207,8 +208,9 @@ class Standard(Local, Advises, Solves):
 
     scikit-learn fits it, and the model says which. The trees of the model `trees` are those of histogram gradient
     boosting. Of any other model the last layer is fitted to what the layers before it make of the rows, as a ridge to
-    numbers and forecasts, as a logistic regression to labels, and as a Poisson regression to counts. The model `repeat`
-    stays the naive forecast, the last value or season once more.
+    numbers and forecasts, as a logistic regression to labels, and as a Poisson regression to counts. Three models fit
+    themselves. `repeat` is the last value or season once more, `holt-winters` smooths the readings of a window, and
+    `calendar-means` has means at the same time of day, week or year.
     """
 
     penalty: Annotated[float, In("(0, inf]")] = 1.0  # of a last layer, in squared deviations; of labels 1 / C
@@ -241,14 +243,7 @@ class Standard(Local, Advises, Solves):
     def personalise(self, client, state, received):
         module = client.model.module
         fit = self._fit_trees if isinstance(module, Trees) else self._fit_head
-        fit = self._repeat_readings if isinstance(module, Repeat) else fit
-        return {"own": Params(fit(client))}
-
-    def _repeat_readings(self, client: Client) -> Tensor:
-        """[d] the model whose last layer adds nothing to the readings that it repeats."""
-        model, module = client.model, cast(Repeat, client.model.module)
-        none = model.theta.new_zeros(1, module.head.in_features + 1, module.head.out_features)
-        return model_of(model.layout, model.theta, none)[0]
+        return {"own": Params(_fit_estimator(client) if isinstance(module, Estimator) else fit(client))}
 
     def _fit_head(self, client: Client) -> Tensor:
         """[d] the model whose last layer is fitted to the client's rows."""
@@ -282,6 +277,15 @@ class Standard(Local, Advises, Solves):
         made["head.bias"][:] = forest.fill(made, lanes)
         made["threshold"] = round_down(made["threshold"], theta.dtype)
         return torch.cat([torch.from_numpy(made[e.name]).flatten() for e in layout.entries]).to(theta)
+
+
+def _fit_estimator(client: Client) -> Tensor:
+    """[d] the model that has fitted itself to the client's rows."""
+    model, module = client.model, cast(Estimator, deepcopy(client.model.module)).double().cpu()
+    x, y, w = rows_of(client, client.data.x)
+    module.fit(torch.from_numpy(x), torch.from_numpy(y), torch.from_numpy(np.ones(len(x)) if w is None else w))
+    tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    return torch.cat([tensors[e.name].flatten() for e in model.layout.entries]).detach().to(model.theta)
 
 
 def rows_of(client: Client, x: Tensor) -> tuple[Array, Any, Array | None]:

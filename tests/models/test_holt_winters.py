@@ -1,0 +1,93 @@
+"""Holt-Winters by hand, against statsmodels, and its constants against those that a search over windows finds."""
+
+import math
+from statistics import fmean
+
+import numpy as np
+import pytest
+import torch
+
+from kinfed.models.holt_winters import _list_constants, holt_winters, smooth
+
+DOUBLE = torch.float64
+
+
+def set_constants(module, *constants):
+    module.constants.data = torch.tensor(constants, dtype=DOUBLE)
+    for parameter in module.head.parameters():
+        torch.nn.init.zeros_(parameter)
+    return module.double()
+
+
+def test_a_level_a_trend_and_a_season_follow_the_readings_by_hand():
+    """Seasons of two steps: the first has mean 2 and the second 6, so a step is 2 higher than the one before."""
+    window = torch.tensor([[[1.0], [3.0], [5.0], [7.0], [10.0]]], dtype=DOUBLE)
+    model = set_constants(holt_winters((5, 1), 3, season=2), 0.5, 0.5, 0.25, 1.0)
+    # The level is 2 + 1/2 * 2 = 3 after the first season, whose profile is 1 - 1 = 0 and 3 - 3 = 0. Readings 5 and 7
+    # are as expected. 9 is expected in place of 10: level 9.5, trend 2.25 and profile 0.25, 0 follow.
+    assert model(window).tolist() == [[11.75, 14.25, 16.25]]
+    # Without a trend the level is 2 and the profile -1, 1. Errors are 5 - 1 = 4, 7 - 5 = 2 and 10 - (5 + 0) = 5, so
+    # levels are 4, 5 and 7.5, and the profile 0, then 1.5, then 1.25.
+    model = set_constants(model, 0.5, 0.5, 0.25, 0.0)
+    assert model(window).tolist() == [[9.0, 8.75, 9.0]]
+    # The head adds a constant, and a share of the way from the last level to the window's mean: 5.2 - 7.5 = -2.3.
+    model.head.weight.data[0], model.head.bias.data[1] = 0.1, 3.0
+    torch.testing.assert_close(model(window), torch.tensor([[8.77, 11.75, 9.0]], dtype=DOUBLE))
+
+
+def test_the_last_value_and_a_straight_line_are_special_cases():
+    x = torch.randn(6, 9, 2, dtype=DOUBLE, generator=torch.Generator().manual_seed(0))
+    model = set_constants(holt_winters((9, 2), 4), 1.0, 0.3, 0.0, 0.0)
+    torch.testing.assert_close(model(x), x[:, -1:, 0].expand(-1, 4))
+    line = 3 + 2.5 * torch.arange(13, dtype=DOUBLE)
+    for season in (1, 2, 3, 4):
+        model = set_constants(holt_winters((9, 1), 4, season=season), 0.3, 0.2, 0.4, 1.0)
+        torch.testing.assert_close(model(line[None, :9, None]), line[None, 9:])
+
+
+@pytest.mark.parametrize(
+    ("season", "constants"),
+    [(4, (0.3, 0.2, 0.4, 0.9)), (4, (0.6, 0.05, 0.1, 1.0)), (1, (0.3, 0.2, 0.0, 0.9)), (3, (0.3, 0.0, 0.2, 0.0))],
+)
+def test_forecasts_are_those_of_statsmodels_from_the_same_start(season, constants):
+    holtwinters = pytest.importorskip("statsmodels.tsa.holtwinters", reason="statsmodels is not installed")
+    level_rate, trend_rate, season_rate, damping = constants
+    step = np.arange(30)
+    y = 10 + 0.3 * step + 3 * np.sin(step * 2 * np.pi / 4) + np.random.default_rng(0).normal(size=30)
+    begin = fmean(y[:season])
+    rise = (fmean(y[season : 2 * season]) - begin) / season if damping else 0.0
+    middle = (season - 1) / 2
+    start = {"initial_level": begin + middle * rise}
+    rates = {"smoothing_level": level_rate}
+    if damping:
+        start |= {"trend": "add", "damped_trend": damping < 1, "initial_trend": rise}
+        rates |= {"smoothing_trend": trend_rate} | ({"damping_trend": damping} if damping < 1 else {})
+    if season > 1:
+        profile = [y[i] - begin - (i - middle) * rise for i in range(season)]
+        start |= {"seasonal": "add", "seasonal_periods": season, "initial_seasonal": profile}
+        rates |= {"smoothing_seasonal": season_rate}
+    model = holtwinters.ExponentialSmoothing(y[season:], initialization_method="known", **start)
+    theirs = model.fit(optimized=False, **rates).forecast(7)
+    ours = smooth(torch.from_numpy(y), torch.tensor(constants, dtype=DOUBLE), season, 7)[1].numpy()
+    steps = 7 if season == 1 else season - 1  # a whole season ahead theirs has the profile before the last reading
+    np.testing.assert_allclose(ours[:steps], theirs[:steps], rtol=1e-12)
+
+
+@pytest.mark.parametrize(("past", "season"), [(8, 4), (8, 1), (5, 3)])
+def test_fitted_constants_have_the_least_error_of_all_that_are_tried(past, season):
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randn(40, past, 1, dtype=DOUBLE, generator=draw).cumsum(1)
+    y = x[:, -2:, 0] + torch.randn(40, 2, dtype=DOUBLE, generator=draw)
+    w = torch.rand(40, dtype=DOUBLE, generator=draw)
+    model = holt_winters((past, 1), 2, season=season).double()
+    torch.nn.init.ones_(model.head.weight)
+    model.fit(x, y, w)
+    fitted = tuple(model.constants.tolist())
+    assert not any(parameter.any() for parameter in model.head.parameters())
+    errors = {}
+    for constants in _list_constants(season).double():
+        answers = smooth(x[..., 0], constants, season, 2)[1]
+        errors[tuple(constants.tolist())] = float((w[:, None] * (answers - y).square()).sum())
+    assert len(errors) == len(_list_constants(season))
+    assert math.isclose(errors[fitted], min(errors.values()), rel_tol=1e-9)
+    assert max(errors.values()) > 1.1 * min(errors.values())
