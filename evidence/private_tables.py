@@ -120,24 +120,30 @@ def choose_penalty(train, client, target, answer):
     return min(losses, key=losses.get)
 
 
+def code_rows(train, test, client, target, counts):
+    """Both with numbers in place of labels and no empty cells, the columns of inputs, and the names of labels."""
+    names = [] if counts else sorted(train[target].unique())
+    coded = [
+        part.assign(**{target: part[target] if counts else part[target].map(names.index)}) for part in (train, test)
+    ]
+    columns = [column for column in train if column not in (client, target)]
+    for column in columns:
+        text = not pd.api.types.is_numeric_dtype(train[column])
+        for part in coded:
+            part[column] = part[column].fillna("?").astype(str) if text else part[column].fillna(train[column].mean())
+    for part in coded:
+        part.attrs["classes"] = len(names)
+    return coded, columns, names
+
+
 def measure_labels(name, folder):
     """Mean losses of the test rows."""
     frame, client, target = read_labels(name, folder)
     counts = LABELS[name][3] is None
     train, test = halves(frame, client, target)
-    names = [] if counts else sorted(train[target].unique())
-    coded = [
-        part.assign(**{target: part[target] if counts else part[target].map(names.index)}) for part in (train, test)
-    ]
-    truth, columns = coded[1][target].to_numpy(), [column for column in frame if column not in (client, target)]
-    for column in columns:
-        text = not pd.api.types.is_numeric_dtype(frame[column])
-        for part in coded:
-            part[column] = part[column].fillna("?").astype(str) if text else part[column].fillna(train[column].mean())
-
+    coded, columns, names = code_rows(train, test, client, target, counts)
+    truth = coded[1][target].to_numpy()
     several = len(names) > 2
-    for part in coded:
-        part.attrs["classes"] = len(names)
 
     def answer_alone(train, test, penalty):
         return regress_each(train, test, client, columns, target, counts, penalty)

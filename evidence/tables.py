@@ -223,9 +223,9 @@ def read(name, folder):
     return frame[frame.groupby(client)[target].transform("size") >= 6], client, target
 
 
-def halves(frame, client, target):
+def halves(frame, client, target, seed=0):
     """The rows that all may use, and a quarter of each client's for the test."""
-    draw = np.random.default_rng(0)
+    draw = np.random.default_rng(seed)
     rank = pd.Series(draw.random(len(frame)), frame.index).groupby(frame[client]).rank()
     test = rank <= np.ceil(frame.groupby(client)[target].transform("size") / 4)
     return frame[~test].copy(), frame[test].copy()

@@ -9,15 +9,17 @@ from scipy.optimize import minimize
 from scipy.special import log_softmax
 from scipy.stats import cauchy, multivariate_normal
 from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.metrics import mean_poisson_deviance
 
 import kinfed
 from kinfed import Federation, Privacy, Split, Training, UsageError, fit
 from kinfed.core.tasks import Counts
+from kinfed.methods.solved import private_pooling
 from kinfed.methods.solved.laplace import Labels, Rows, contrast_classes
 from kinfed.methods.solved.mixed_model import MixedModel, Products
 from kinfed.methods.solved.own_ridge import solve_ridges
 from kinfed.methods.solved.personal_boosting import PersonalBoosting
-from kinfed.methods.solved.private_pooling import PrivatePooling, Sent, _regress_alone, place_client
+from kinfed.methods.solved.private_pooling import PrivatePooling, Sent, _regress_alone, find_noises, place_client
 from kinfed.models.linear import linear
 from kinfed.models.trees import trees
 
@@ -229,6 +231,49 @@ def test_regressions_of_a_clients_own_are_modes_under_penalties_with_their_likel
     coefficients, density = _regress_alone(rows, torch.zeros(1, 3).double(), torch.tensor(noise).double())
     np.testing.assert_allclose(density, np.array(densities) - np.log(8), rtol=1e-4)
     np.testing.assert_allclose(coefficients, modes, atol=2e-4)
+
+
+def test_noises_of_counts_are_as_likely_as_their_deviance_by_scikit_learn():
+    """With each, the log-density becomes that of the extended quasi-likelihood, but for what all noises share."""
+    draw = np.random.default_rng(5)
+    expected, y = np.exp(draw.normal(size=9)), draw.poisson(3.0, 9).astype(float)
+    x, usual, mean = np.log(expected / 1.7)[:, None], 0.6, 1.7
+    rows = Rows(torch.from_numpy(x), torch.from_numpy(y), torch.ones(9).double(), mean)
+    noises, added = find_noises(rows, torch.tensor(usual, dtype=torch.float64))
+    np.testing.assert_allclose(noises, usual * np.sqrt(10) ** np.arange(5))
+    ours, noises = rows.log_density(torch.from_numpy(x[:, 0])) / noises + added, noises.numpy()
+    deviance = 9 * mean_poisson_deviance(y, expected)
+    before = -((np.log(noises / usual) / 2) ** 2) / 2
+    theirs = before - (deviance / noises + 9 * np.log(noises / usual)) / 2
+    np.testing.assert_allclose(ours, theirs, rtol=1e-12)
+    zero, nothing = find_noises(rows._replace(mean=0.0), torch.tensor(1.0))  # labels
+    assert (zero.tolist(), nothing.tolist()) == ([1.0], [0.0])
+
+
+def test_a_client_whose_counts_vary_far_more_than_those_of_others_trusts_them_less(monkeypatch):
+    """Its error beside that with the noise of all, over draws; counts that vary as others' change little."""
+    draw = np.random.default_rng(6)
+    centre, usual = torch.tensor([[0.5, -0.5, 3.0]]).double(), torch.tensor(1.0).double()
+    sent = Sent(None, centre, usual[None], torch.full((3,), 0.04).double(), usual, usual)
+
+    def measure(varied):
+        errors = []
+        for _ in range(8):
+            x = np.concatenate([draw.normal(size=(12, 2)), np.ones((12, 1))], 1)
+            expected = np.exp(x @ centre[0].numpy()) * (draw.gamma(0.3, 1 / 0.3, 12) if varied else 1.0)
+            y = draw.poisson(expected).astype(float)
+            rows = Rows(torch.from_numpy(x), torch.from_numpy(y), torch.ones(12).double(), 1.0)
+            with monkeypatch.context() as patch:
+                ours = PrivatePooling().choose_coefficients(rows, sent)
+                patch.setattr(private_pooling, "EXCESS", (0, 0, 1))
+                by_usual = PrivatePooling().choose_coefficients(rows, sent)
+            errors.append([float((chosen - centre).norm()) for chosen in (ours, by_usual)])
+        return np.mean(errors, 0)
+
+    ours, by_usual = measure(varied=True)
+    assert ours < 0.7 * by_usual
+    ours, by_usual = measure(varied=False)
+    assert ours == pytest.approx(by_usual, rel=0.1)
 
 
 def test_a_ridge_of_a_clients_own_is_about_its_own_mean_in_deviations_of_its_columns():

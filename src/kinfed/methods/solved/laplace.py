@@ -61,6 +61,10 @@ class Rows(NamedTuple):
             return 0 * self.real.sum()
         return (self.real * (self.y * math.log(self.mean) - torch.lgamma(self.y + 1))).sum()
 
+    def measure_saturated(self) -> Tensor:
+        """[] the log-density of counts of which each is expected as it is, less `constant`."""
+        return (self.real * (torch.xlogy(self.y, self.y / self.mean) - self.y)).sum()
+
 
 class Labels(NamedTuple):
     r"""A client's labels of C classes, by a softmax of $B \eta$, in which c = C - 1 linear predictors are contrasts.

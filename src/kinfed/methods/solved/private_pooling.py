@@ -18,11 +18,12 @@ from ...core.trees import Averaged, ModelOf, Shared
 from ...errors import UsageError
 from .laplace import Labels, Rows, check_task, find_mode, log_marginal, read_rows, takes, to_outputs
 from .mixed_model import Products, moments_of
-from .own_ridge import About, lean, place_about
+from .own_ridge import DIFFER, About, lean, place_about
 from .partial_pooling import coefficients_of, head_of, model_of
 
 LEAST, MOST = 1e-3, 1e4  # bounds of variances, of targets whose variance is 1
 CONSTANTS, SLOPES = (1.0, 3.0), (0.03, 0.1, 0.3, 1.0)  # deviations that the same may have, of labels and counts
+EXCESS = (0, 2, 5)  # powers of 10 by which a client's counts may vary more than those of all, and how many
 LARGEST = 4.0  # of a client's squared errors over the noise
 SHRINKS, GROWS = (0.05, 0.2), (8.0, 4.0)  # how far variances of coefficients, and the noise, change in a round
 SETTLED = 1e-4  # a step that is none
@@ -138,7 +139,7 @@ class PrivatePooling(Method, Averages, Explains, Solves):
 
         Each has the weight of its density of the client's targets, see `own_ridge`. Several centres have half of the
         weight beside one for all, about which coefficients vary as centres do, too. Labels and counts have regressions
-        of their own in place of ridges.
+        of their own in place of ridges. A client's counts may vary more than those of all, as its rows say.
         """
         centres, shares, spread, noise = received.centres, received.shares, received.spread, received.noise
         shared = [About(centres, shares, spread)]
@@ -149,12 +150,15 @@ class PrivatePooling(Method, Averages, Explains, Solves):
             shared = [About(centres, shares / 2, spread), About(mean[None], half, wide)]
         if isinstance(rows, Products):
             return lean(*rows, shared, noise)
-        alone, density = _regress_alone(rows, centres, noise)
-        candidates, likely = [alone], [density]
-        for about in shared:
-            placed = place_client(rows, about.centres, about.spread, noise)
-            candidates.append(about.centres + placed.away)
-            likely.append(placed.density + about.shares.log())
+        candidates, likely = list[Tensor](), list[Tensor]()
+        for level, chance in zip(*find_noises(rows, noise), strict=True):
+            alone, density = _regress_alone(rows, centres, level)
+            candidates.append(alone)
+            likely.append(density + chance)
+            for about in shared:
+                placed = place_client(rows, about.centres, about.spread, level)
+                candidates.append(about.centres + placed.away)
+                likely.append(placed.density + about.shares.log() + chance)
         return torch.cat(likely).softmax(0) @ torch.cat(candidates)
 
     def aggregate(self, roster, server, cohort, uploads):
@@ -267,10 +271,25 @@ def _vary(roster: Roster, cohort: Tensor) -> float:
     return (privacy.clip * find_noise(privacy, roster.rounds) / len(cohort)) ** 2
 
 
+def find_noises(rows: Rows | Labels, usual: Tensor) -> tuple[Tensor, Tensor]:
+    """[M] variances that a client's counts may have, over Poisson's, and [M] what each adds to log-densities.
+
+    Those of all clients, usual: [], are the least. Each adds how likely it was before rows count, and the terms of the
+    extended quasi-likelihood in which it stands alone (Nelder and Pregibon 1987, doi:10.1093/biomet/74.2.221, Equation
+    1). Labels have the usual one.
+    """
+    if isinstance(rows, Labels) or not rows.mean:
+        return usual[None], torch.zeros_like(usual)[None]
+    # None is below the usual one, because a client of zeros alone would have the least.
+    factors = torch.logspace(*EXCESS, dtype=usual.dtype, device=usual.device)
+    before = -(factors.log() / DIFFER).square() / 2
+    return factors * usual, before - rows.real.sum() * factors.log() / 2 - rows.measure_saturated() / (factors * usual)
+
+
 def _regress_alone(rows: Rows | Labels, centres: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
     """[P, f c] coefficients of regressions of a client's own labels or counts, as many as of centres: [K, f c].
 
-    P penalties are as likely, and [P] are the logarithms of densities with them. Counts vary by the noise of all.
+    P penalties are as likely, and [P] are the logarithms of densities with them. Counts vary by the noise: [].
     """
     slopes, constants = torch.tensor(SLOPES).to(rows.x), torch.tensor(CONSTANTS).to(rows.x)
     others = slopes.repeat(len(constants))[:, None].expand(-1, rows.x.shape[1] - 1)
