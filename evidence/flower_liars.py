@@ -7,6 +7,7 @@ as `flower_security.py` does in the end; the exit code is 1 if an attack gained 
 import argparse
 import copy
 import json
+import math
 import resource
 import sys
 import tempfile
@@ -19,6 +20,7 @@ from unittest import mock
 import numpy as np
 import torch
 from safetensors.torch import load_file
+from scipy.stats import binomtest
 
 from kinfed.core.private.private_sums import find_noise
 from kinfed.errors import RunError
@@ -41,6 +43,7 @@ NAMES = ["north", "east", "south", "west"]
 ROW = 100 / 3 / 16  # points that one of sixteen test rows at one of three sites is worth
 SEEDS = 3
 ROWS, ASKED, COLUMNS = 90, 120, ("age", "stay", "pressure")
+DRAWS, UNLIKELY = 20, 0.001  # of noise, and a chance below which reading rows is none
 SERVER = "operator of the server, with a program of its own"
 SITE = "a site, with its own key"
 
@@ -69,11 +72,14 @@ def change_message(message, change):
     return message._replace(fields=fields)
 
 
-def hospitals(folder, screens, policy=ANY):
-    """Four sites with the rows of invented patients, and what each operator is told; without a policy none agrees."""
+def hospitals(folder, screens, policy=ANY, first=0):
+    """Four sites with the rows of invented patients, and what each operator is told; without a policy none agrees.
+
+    Rows are drawn by the seeds from `first` on, always of the same distribution.
+    """
     sites = []
     for i, name in enumerate(NAMES):
-        draw = np.random.default_rng(i)
+        draw = np.random.default_rng(first + i)
         rows = np.stack([draw.normal(55 + 5 * i, 9, ROWS), draw.normal(5, 2, ROWS), draw.normal(130, 15, ROWS)], 1)
         wards = [f"ward-{k % 6}" for k in range(ROWS)]
         sick = (rows[:, 0] + draw.normal(0, 9, ROWS) > 60).astype(int)
@@ -281,6 +287,7 @@ class Traps:
         names = [part for entry in self.inputs for part in entry.get("categories", [entry["name"]])]
         self.numbers = [i for i, name in enumerate(names) if name in COLUMNS]
         self.wards = [i for i, name in enumerate(names) if name.startswith("ward")]
+        self.ward_names = [names[i] for i in self.wards]
         self.scales = [(entry["mean"], entry["deviation"]) for entry in self.inputs if entry["name"] in COLUMNS]
         self.columns = [entry["name"] for entry in self.inputs if entry["name"] in COLUMNS]
         self.draw = np.random.default_rng(0)
@@ -326,18 +333,33 @@ class Traps:
         return rows_read
 
 
-def read_rows(traps, rows_read, path):
-    """Which rows of a file are among those found, whole and with their label."""
+def read_rows(traps, rows_read, path, trained, wards=True):
+    """Which of the rows of a file that were trained on are among those found, with their label and all columns.
+
+    Without `wards` their ward may be another, so that more are found by chance.
+    """
     lines = [
         dict(zip([*COLUMNS, "ward", "sick"], line.split(","), strict=True)) for line in path.read_text().split()[1:]
     ]
     near = {"age": 0.3, "stay": 0.1, "pressure": 0.5}
 
-    def is_same(row, raw, label):
+    def is_same(row, ward, raw, label):
         values = zip(traps.columns, raw, strict=True)
-        return str(label) == row["sick"] and all(abs(float(row[name]) - value) < near[name] for name, value in values)
+        same = str(label) == row["sick"] and (not wards or traps.ward_names[ward] == row["ward"])
+        return same and all(abs(float(row[name]) - value) < near[name] for name, value in values)
 
-    return {i for i, row in enumerate(lines) for _, raw, label in rows_read if is_same(row, raw, label)}
+    return {i for i in trained for row in rows_read if is_same(lines[i], *row)}
+
+
+def find_trained(site):
+    """The places in its file of the rows that a site has trained on, once a run is over."""
+    return site._last[1].rows["train"][0].tolist()
+
+
+def count_read(traps, rows_read, sites, folder, change=lambda path: path, wards=True):
+    """How many training rows of sites are among those found, or as many rows of the files that `change` names."""
+    paths = {change(folder / f"{site.name}.csv"): find_trained(site) for site in sites}
+    return sum(len(read_rows(traps, rows_read, path, trained, wards)) for path, trained in paths.items())
 
 
 WIDE = {
@@ -386,7 +408,8 @@ def read_training_rows(note, folder):
         if "refused" in reply.fields:
             break
         uploads += 1
-        read |= read_rows(traps, traps.rows(theta, reply.arrays["upload/theta"]), folder / "west" / "west.csv")
+        rows = traps.rows(theta, reply.arrays["upload/theta"])
+        read |= read_rows(traps, rows, folder / "west" / "west.csv", find_trained(site))
         counts.append(len(read))
     note(
         "The same plan, agreed to: thresholds as bins in the first layer, one step on all rows",
@@ -414,28 +437,63 @@ class Crafted(MaskedRound):
         return opened
 
 
+def open_wide(folder, privacy, first=0):
+    """One round of the wide plan under masks: its sites, and the rows that a server makes out of their sum."""
+    planned = plan.resolve(copy.deepcopy(WIDE | {"privacy": privacy}))
+    sites = hospitals(folder, {}, first=first)
+    carried = Twisted(sites, {})
+    with mock.patch("kinfed_flower.server.server.MaskedRound", Crafted):
+        Crafted.opened, Crafted.traps = [], None
+        carried.push = partial(aim_traps, carried.push, partial(Traps, planned, width=4098))
+        serve(planned, carried, folder / "run", lambda line: None, 0.0)
+    before, after = Crafted.opened[0]
+    return sites, Crafted.traps.rows(before, len(sites) * after - (len(sites) - 1) * before)
+
+
 def read_rows_of_a_sum(note, folder):
-    """The same plan with masks: bins of the sum of all sites' gradients, without noise and with it."""
-    for what, privacy in ABOUT_MASKS.items():
-        place = folder / what.replace(" ", "-")
-        planned = plan.resolve(copy.deepcopy(WIDE | {"privacy": privacy}))
-        sites = hospitals(place, {})
-        carried = Twisted(sites, {})
-        with mock.patch("kinfed_flower.server.server.MaskedRound", Crafted):
-            Crafted.opened, Crafted.traps = [], None
-            carried.push = partial(aim_traps, carried.push, partial(Traps, planned, width=4098))
-            serve(planned, carried, place / "run", lambda line: None, 0.0)
-        before, after = Crafted.opened[0]
-        rows = Crafted.traps.rows(before, len(sites) * after - (len(sites) - 1) * before)
-        read = sum(len(read_rows(Crafted.traps, rows, place / f"{name}.csv")) for name in NAMES)
-        by_chance = sum(len(read_rows(Crafted.traps, rows, swap_ages(place / f"{name}.csv"))) for name in NAMES)
-        note(
-            f"The same plan with {what}: bins of the sum of four sites",
-            SERVER,
-            f"{read} of the sites' {4 * 63} training rows whole, with label, and not whose they are, among "
-            f"{len(rows):,} candidates; of invented rows {by_chance} are among these",
-            read <= 3 if privacy.get("epsilon") else "possible",
-        )
+    """The same plan with masks: bins of the sum of all sites' gradients."""
+    sites, rows = open_wide(folder / "masks", MASKS)
+    read = count_read(Crafted.traps, rows, sites, folder / "masks")
+    by_chance = count_read(Crafted.traps, rows, sites, folder / "masks", swap_ages)
+    note(
+        "The same plan with masks: bins of the sum of four sites",
+        SERVER,
+        f"{read} of the sites' {4 * 63} training rows whole, with label, and not whose they are, among "
+        f"{len(rows):,} candidates; of invented rows {by_chance} are among these",
+        "possible",
+    )
+
+
+def read_rows_under_noise(note, folder):
+    """The same with an epsilon, draw by draw of the noise, beside rows of the same distribution that no site holds.
+
+    Two sets of files take turns at the sites. So each row is once at a site, and once it is not.
+    """
+    what, privacy = list(ABOUT_MASKS.items())[1]
+    counts = []  # of each draw: rows read at sites and elsewhere, with their ward, and the same whatever their ward
+    for first in (0, len(NAMES)):
+        hospitals(folder / f"rows-{first}", {}, first=first)
+    for draw in range(DRAWS):
+        first = len(NAMES) * (draw % 2)
+        sites, rows = open_wide(folder / f"draw-{draw}", privacy, first)
+        places = [folder / f"rows-{other}" for other in (first, len(NAMES) - first)]
+        kinds = [(place, wards) for wards in (True, False) for place in places]
+        counts.append([count_read(Crafted.traps, rows, sites, place, wards=wards) for place, wards in kinds])
+    read, absent, loosely, by_chance = np.sum(counts, axis=0).tolist()
+    learning = plan.resolve(copy.deepcopy(WIDE | {"privacy": privacy})).learning
+    noise, tried = find_noise(learning.training.noise, learning.rounds.count), DRAWS * 4 * 63
+    likely = binomtest(loosely, max(loosely + by_chance, 1), alternative="greater").pvalue
+    allowed = min(1.0, math.exp(privacy["epsilon"]) * binomtest(absent, tried).proportion_ci().high)
+    note(
+        f"The same plan with {what}: bins of the sum of four sites, in {DRAWS} draws of the noise",
+        SERVER,
+        f"{read} of {DRAWS} times the sites' {4 * 63} training rows whole, with label, and {absent} of as many rows of "
+        f"the same distribution that no site holds; but for the ward, {loosely} ({max(np.array(counts)[:, 2])} at most "
+        f"in a draw) and {by_chance} ({max(np.array(counts)[:, 3])}). If a site's rows change nothing, the first of "
+        f"these two is as large or larger with a chance of {likely:.2f}. Each number of a sum has noise of {noise:.2f} "
+        f"times all that a site may change. The epsilon by itself allows up to {100 * allowed:.0f} % of rows",
+        likely > UNLIKELY,
+    )
 
 
 class Spikes(Traps):
@@ -534,15 +592,16 @@ def read_rows_by_spikes(note, place, kind, does, what, privacy):
     """How many rows neurons of one kind read, under masks alone or with an epsilon."""
     planned = plan.resolve(copy.deepcopy(USUAL | {"method": "fedavg", "privacy": privacy}))
     place.mkdir(parents=True)
-    carried, rows, counts = Twisted(hospitals(place, {}), {}), [], []
+    sites, rows, counts = hospitals(place, {}), [], []
+    carried = Twisted(sites, {})
     Crafted.opened, Crafted.traps = [], None
     carried.push = partial(aim_traps, carried.push, partial(kind, planned, width=64))
     with mock.patch("kinfed_flower.server.server.MaskedRound", Crafted):
         serve(planned, carried, place / "run", lambda line: None, 0.0)
     for before, after in Crafted.opened:
         rows += Crafted.traps.rows(before, after)
-        counts.append(sum(len(read_rows(Crafted.traps, rows, place / f"{name}.csv")) for name in NAMES))
-    by_chance = sum(len(read_rows(Crafted.traps, rows, swap_ages(place / f"{name}.csv"))) for name in NAMES)
+        counts.append(count_read(Crafted.traps, rows, sites, place))
+    by_chance = count_read(Crafted.traps, rows, sites, place, swap_ages)
     note(
         f"docs/deploy.md's plan with FedAvg and {what}, agreed to: {does}",
         SERVER,
@@ -933,8 +992,8 @@ def set_all_scales(note, folder):
 def play(note, folder):
     """All of them."""
     lies = (ask_again_and_again, take_a_step_on_one_row, train_without_end)
-    legal = (ask_without_agreement, read_training_rows, read_rows_of_a_sum, read_rows_in_the_usual_plan)
-    legal += (read_by_scores, change_the_description)
+    legal = (ask_without_agreement, read_training_rows, read_rows_of_a_sum, read_rows_under_noise)
+    legal += (read_rows_in_the_usual_plan, read_by_scores, change_the_description)
     limits = (single_out_a_class, single_out_a_row, fill_the_memory)
     made_up = (make_up_descriptions, refuse_a_site_that_joined, set_a_ledger_back, draw_on_terminals)
     for part in (*legal, *limits, *made_up, *lies, read_what_newcomers_are_given, make_up_columns, set_all_scales):
