@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 import torch
 
+from kinfed import Federation, Local, Quantiles, UsageError, fit
 from kinfed.models.holt_winters import _list_constants, holt_winters, smooth
+from kinfed.models.repeat import repeat
 
 DOUBLE = torch.float64
 
@@ -91,3 +93,10 @@ def test_fitted_constants_have_the_least_error_of_all_that_are_tried(past, seaso
     assert len(errors) == len(_list_constants(season))
     assert math.isclose(errors[fitted], min(errors.values()), rel_tol=1e-9)
     assert max(errors.values()) > 1.1 * min(errors.values())
+
+
+@pytest.mark.parametrize("build", [holt_winters, repeat])
+def test_quantiles_which_need_several_outputs_for_a_step_are_refused(build):
+    data = Federation.from_arrays(torch.randn(40, 5, 1), torch.randn(40, 2), torch.arange(40) % 2, task=Quantiles())
+    with pytest.raises(UsageError, match="has one output for each step, and quantiles need several; use linear"):
+        fit(Local(), data, build((5, 1), data.outputs), rounds=1)

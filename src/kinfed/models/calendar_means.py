@@ -74,7 +74,8 @@ def calendar_means(shape: tuple[int, ...], classes: int, *, times: Count = 366) 
     """[B, past, F] -> [B, classes], for windows of series with the calendar beside the readings: means by the time.
 
     `times` says how many times are told apart at most, such as 12 months. `standard` takes the means of each client.
-    Raises UsageError for examples that are no windows, or have nothing beside the readings.
+    A model that is trained in steps answers alike at all times. Raises UsageError for examples that are no windows, or
+    have nothing beside the readings.
     """
     if len(shape) != 2 or not math.prod(shape):
         raise UsageError(

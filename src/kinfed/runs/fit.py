@@ -30,6 +30,7 @@ from ..core.trees import Tree
 from ..core.trial import Trial, run_trial
 from ..data.federation import Federation
 from ..errors import UsageError
+from ..models.holt_winters import HoltWinters
 from ..models.repeat import Repeat
 from ..simulation import distributed
 from ..simulation.attacks.attack import Attack
@@ -267,8 +268,9 @@ def check_fit(model: Model, federation: Federation, made_up: bool = False) -> No
         raise UsageError(f"the model gives {outputs} for an example, but there are {task.classes} classes{hint}")
     if isinstance(task, Classification):
         _warn_of_outputs(model, federation.x[federation.rows["train"][0][:WATCHED]], outputs[0], task.classes)
-    if isinstance(task, Quantiles) and isinstance(model.module, Repeat):
-        raise UsageError("the model repeat has one output for each step, and quantiles need several; use linear")
+    if isinstance(task, Quantiles) and isinstance(model.module, Repeat | HoltWinters):
+        name = "repeat" if isinstance(model.module, Repeat) else "holt-winters"
+        raise UsageError(f"the model {name} has one output for each step, and quantiles need several; use linear")
     quantiles = f", {len(task.quantiles)} quantiles each" if isinstance(task, Quantiles) else ""
     if isinstance(task, Regression | Counts | Forecasting) and math.prod(outputs) != federation.outputs:
         raise UsageError(
