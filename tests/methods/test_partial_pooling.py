@@ -302,6 +302,25 @@ def test_the_variance_of_clients_logits_is_found(classes):
     assert server.spread.mean() == pytest.approx(deviation**2, rel=0.15)
 
 
+def test_wider_variances_make_up_for_labels_that_say_too_little_of_them():
+    """With few rows a client, coefficients are drawn less to their mean, and held-out labels are likelier."""
+    clients, n, draw = 100, 8, torch.Generator().manual_seed(2)
+    slopes = torch.tensor([1.0, -0.5]) + torch.randn(clients, 1, 2, generator=draw)
+    x = torch.randn(clients, 200 + n, 2, generator=draw)
+    y = (torch.rand(x.shape[:2], generator=draw) < (x * slopes).sum(-1).sigmoid()).long()
+    client = torch.arange(clients).repeat_interleave(n)
+    data = Federation.from_arrays(x[:, :n].flatten(0, 1).double(), y[:, :n].flatten(), client)
+    losses, scatter = [], []
+    for widen in (1.0, 1.25):
+        run = solved(data, linear(inputs=2, outputs=2), rounds=20, widen=widen)
+        answers = torch.stack([run.model(position=i)(x[i, n:].double()) for i in range(clients)])
+        losses.append(float(torch.nn.functional.cross_entropy(answers.flatten(0, 1), y[:, n:].flatten())))
+        theta = coefficients(run)
+        scatter.append(float((theta - theta.mean(0)).square().mean()))
+    assert losses[1] < losses[0] - 0.005
+    assert scatter[1] > scatter[0]
+
+
 def test_curves_bend_lines_and_what_cannot_be_solved_is_one_line():
     draw = torch.Generator().manual_seed(0)
     client, x = torch.arange(900) % 9, torch.rand(900, 2, generator=draw) * 4 - 2

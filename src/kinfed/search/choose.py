@@ -60,6 +60,7 @@ SOLVING = 20  # rounds in which a model is solved, at the latest
 CLOSE = 0.02  # of a score, a difference from which a model is worse than another
 LEFT_OUT = "the budget left it out: a larger one admits it"
 FORMS: tuple[dict[str, Any], ...] = ({}, {"units": "client"}, {"kin": 1})  # in which it is tried
+WIDER = {"widen": 1.25}  # a further form in which it is tried for labels
 ALONE = "linear", {"alone": 1}  # a model, and a further form in which it is tried where numbers are predicted
 
 
@@ -332,7 +333,8 @@ def _list_solved(arena: Arena) -> list[Candidate]:
     """Partial pooling of each of the models that are candidates too."""
     name, made = "partial-pooling", []
     most = SOLVING if arena.participation in (1.0, Participation()) else max(SOLVING, arena.rounds.count)
-    tried = list(itertools.product([model for model in arena.models if model != GROWN], FORMS))
+    forms = (*FORMS, WIDER) if isinstance(arena.federation.task, Classification) else FORMS
+    tried = list(itertools.product([model for model in arena.models if model != GROWN], forms))
     if ALONE[0] in arena.models and isinstance(arena.federation.task, Regression):
         tried.append(ALONE)
     for model, form in tried:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from ...core.client import Client
-from ...core.field_checks import Count, NonNegative
+from ...core.field_checks import Count, NonNegative, Positive
 from ...core.graph import Origin
 from ...core.layout import Layout
 from ...core.method import Method, Params
@@ -93,6 +93,9 @@ class PartialPooling(Method, Explains, Advises, Solves):
 
     Quantiles of forecasts are a forecast and those of the client's errors in training, which stay at the client.
 
+    By the posterior's mode and curvature alone, variances of labels come out too small where clients have few rows
+    (Breslow and Lin 1995, doi:10.1093/biomet/82.1.81). `widen` above 1 makes up for it.
+
     With `kin` (gamma) above 0 clients are also drawn to those whose coefficients deviate from the mean as theirs do.
     The model's last layer is solved; the layers before it stay as they begin, the same for all.
     """
@@ -101,6 +104,9 @@ class PartialPooling(Method, Explains, Advises, Solves):
     common: NonNegative = 5.0  # rows of all clients that are added to a client's where its noise is estimated
     units: Literal["all", "client"] = "all"  # whose means and deviations coefficients are in when they are compared
     alone: NonNegative = 0.0  # how many times as likely as the centre a client's own ridges are before its rows count
+    widen: Positive = (
+        1.0  # factor of the variances between clients in each step, where labels of few rows say too little
+    )
     kin: NonNegative = 0.0  # how far clients are drawn to their kin; 0: to the mean of all alone
     sharpness: NonNegative = 8.0  # of the softmax over cosines that weighs a client's kin
     origin: ClassVar[Origin] = "learned"
@@ -192,7 +198,14 @@ class PartialPooling(Method, Explains, Advises, Solves):
         identified = 1 - 1 / server.centre.shape[1] if isinstance(roster.task, Classification) else 1.0
         steps = self.steps << 2 * min(roster.round, GROWS) if squared else self.steps
         posterior_of = choose_posterior(server.sums)
-        improve = partial(step, squared=squared, common=self.common, identified=identified, posterior_of=posterior_of)
+        improve = partial(
+            step,
+            squared=squared,
+            common=self.common,
+            identified=identified,
+            posterior_of=posterior_of,
+            widen=self.widen,
+        )
         server = settle(server, improve, steps)
         if not squared:
             server = _shorten_step(server, begin, centre)
@@ -486,8 +499,9 @@ def step(
     common: float,
     posterior_of: Callable[[Tensor, Tensor, int], Posterior],
     identified: float = 1.0,
+    widen: float = 1.0,
 ) -> Server:
-    """Everybody's coefficients by the variances so far, and the variances by these coefficients.
+    """Everybody's coefficients by the variances so far, and `widen` times the variances by these coefficients.
 
     Of `squared` errors the noise is estimated too, with `common` rows of all clients added to each client's.
     `identified` is the share of directions of which rows can say anything: of a softmax of C outputs not that in which
@@ -498,6 +512,7 @@ def step(
         for k in range(server.centre.shape[1])
     ]
     centre, spread, noise, penalty, coefficients = (torch.stack(parts, -1) for parts in zip(*outputs, strict=True))
+    spread = (spread * widen).clamp(max=MOST)
     return server._replace(centre=centre, spread=spread, noise=noise, penalty=penalty, coefficients=coefficients)
 
 
