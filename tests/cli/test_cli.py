@@ -279,6 +279,7 @@ def test_compare_and_list(tmp_path, capsys):
         (["run", "fedavg", "--device", "gpu"], "device must be auto, cpu, cuda or cuda:NUMBER; got 'gpu'"),
         (["resume", "."], "is not a run's folder: it has no config.toml"),
         (["compare", "nowhere"], "there is no folder nowhere"),
+        (["onboard", "nowhere"], "there is no folder nowhere"),
         (["list", "methods", "kinn"], "list: there is no 'kinn'; did you mean 'kin'?"),
     ],
 )

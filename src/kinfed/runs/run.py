@@ -106,6 +106,7 @@ class Run:
         if self._module is not None:
             return None
         if not self.folder.is_begun:
+            _ = self.summary  # without a folder, or a finished run in it, this raises
             raise UsageError(
                 f"{self.folder} has no config.toml with the architecture, as kinfed.save writes none; pass the module: "
                 "kinfed.Run.open(folder, module)"
