@@ -308,12 +308,12 @@ def table(cases, names):
         over.append([mean - max(means[:2]) for mean in means])
         gains = ["" if np.isnan(gain) else f"{gain:+.1f}" for gain in over[-1][2:]]
         yield f"| {case} | {' | '.join([f'{mean:.1f}' for mean in means[:2]] + gains)} |"
-    over = np.array(over)
-    grouped = over[~np.isnan(over).any(1)]
+    differences = np.array(over)  # [cases, names]
+    grouped = differences[~np.isnan(differences).any(1)]
     for title, values in (
-        ("mean of all", over.mean(0)),
+        ("mean of all", differences.mean(0)),
         ("mean of those with an oracle", grouped.mean(0)),
-        ("worst", np.nanmin(over, 0)),
+        ("worst", np.nanmin(differences, 0)),
     ):
         cells = ["" if np.isnan(value) else f"**{value:+.1f}**" for value in values]
         yield f"| **{title}** | {' | '.join(cells)} |"
