@@ -51,28 +51,24 @@ def test_the_last_value_and_a_straight_line_are_special_cases():
     ("season", "constants"),
     [(4, (0.3, 0.2, 0.4, 0.9)), (4, (0.6, 0.05, 0.1, 1.0)), (1, (0.3, 0.2, 0.0, 0.9)), (3, (0.3, 0.0, 0.2, 0.0))],
 )
-def test_forecasts_are_those_of_statsmodels_from_the_same_start(season, constants):
-    holtwinters = pytest.importorskip("statsmodels.tsa.holtwinters", reason="statsmodels is not installed")
-    level_rate, trend_rate, season_rate, damping = constants
+def test_forecasts_are_those_of_the_textbooks_components(season, constants):
+    """The equations in components, without errors: Hyndman and Athanasopoulos 2021, 8.3, with a damped trend."""
+    alpha, beta, gamma, phi = constants
     step = np.arange(30)
     y = 10 + 0.3 * step + 3 * np.sin(step * 2 * np.pi / 4) + np.random.default_rng(0).normal(size=30)
     begin = fmean(y[:season])
-    rise = (fmean(y[season : 2 * season]) - begin) / season if damping else 0.0
+    b = (fmean(y[season : 2 * season]) - begin) / season if phi else 0.0
     middle = (season - 1) / 2
-    start = {"initial_level": begin + middle * rise}
-    rates = {"smoothing_level": level_rate}
-    if damping:
-        start |= {"trend": "add", "damped_trend": damping < 1, "initial_trend": rise}
-        rates |= {"smoothing_trend": trend_rate} | ({"damping_trend": damping} if damping < 1 else {})
-    if season > 1:
-        profile = [y[i] - begin - (i - middle) * rise for i in range(season)]
-        start |= {"seasonal": "add", "seasonal_periods": season, "initial_seasonal": profile}
-        rates |= {"smoothing_seasonal": season_rate}
-    model = holtwinters.ExponentialSmoothing(y[season:], initialization_method="known", **start)
-    theirs = model.fit(optimized=False, **rates).forecast(7)
-    ours = smooth(torch.from_numpy(y), torch.tensor(constants, dtype=DOUBLE), season, 7)[1].numpy()
-    steps = 7 if season == 1 else season - 1  # a whole season ahead theirs has the profile before the last reading
-    np.testing.assert_allclose(ours[:steps], theirs[:steps], rtol=1e-12)
+    level, s = begin + middle * b, [y[i] - begin - (i - middle) * b for i in range(season)]
+    for t in range(season, 30):
+        before = level + phi * b
+        level = alpha * (y[t] - s[t - season]) + (1 - alpha) * before
+        s.append(gamma * (y[t] - before) + (1 - gamma) * s[t - season])
+        b = beta * (level - before + phi * b) + (1 - beta) * phi * b
+    damped = np.cumsum(phi ** np.arange(1.0, 8.0))
+    expected = level + damped * b + np.array(s[-season:])[np.arange(7) % season]
+    forecasts = smooth(torch.from_numpy(y), torch.tensor(constants, dtype=DOUBLE), season, 7)[1].numpy()
+    np.testing.assert_allclose(forecasts, expected, rtol=1e-12)
 
 
 @pytest.mark.parametrize(("past", "season"), [(8, 4), (8, 1), (5, 3)])
