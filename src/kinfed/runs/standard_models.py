@@ -9,7 +9,6 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
@@ -372,7 +371,7 @@ def _of_series(data: _Data, steps: int) -> Iterator[_Recipe]:
         yield _Recipe("the last season", lambda: Tuned(_answers(data, repeat(season)), season), form=REPEATS)
 
     def fit_each(module: Estimator) -> Model:
-        return _fit_each(data, rows, partial(_fit_estimator, module.double(), (past, data.features)))
+        return _fit_each(data, rows, partial(_fit_estimator, module, (past, data.features)))
 
     def smooth() -> Tuned:
         """The season is that one or a part of it; as many constants are fitted with each."""
@@ -404,9 +403,7 @@ class _Estimate(NamedTuple):
 
 
 def _fit_estimator(module: Estimator, shape: tuple[int, int], x: Array, y: Array, w: Array | None = None) -> _Estimate:
-    fitted, weight = deepcopy(module), np.ones(len(x)) if w is None else w
-    fitted.fit(torch.from_numpy(x).view(-1, *shape), torch.from_numpy(y), torch.from_numpy(weight))
-    return _Estimate(fitted, shape)
+    return _Estimate(module.fit_copy(x.reshape(-1, *shape), y, w), shape)
 
 
 def _of_counts(data: _Data) -> Iterator[_Recipe]:

@@ -104,9 +104,7 @@ class PartialPooling(Method, Explains, Advises, Solves):
     common: NonNegative = 5.0  # rows of all clients that are added to a client's where its noise is estimated
     units: Literal["all", "client"] = "all"  # whose means and deviations coefficients are in when they are compared
     alone: NonNegative = 0.0  # how many times as likely as the centre a client's own ridges are before its rows count
-    widen: Positive = (
-        1.0  # factor of the variances between clients in each step, where labels of few rows say too little
-    )
+    widen: Positive = 1.0  # factor of the variances between clients in a step, which few rows of labels understate
     kin: NonNegative = 0.0  # how far clients are drawn to their kin; 0: to the mean of all alone
     sharpness: NonNegative = 8.0  # of the softmax over cosines that weighs a client's kin
     origin: ClassVar[Origin] = "learned"
@@ -512,7 +510,7 @@ def step(
         for k in range(server.centre.shape[1])
     ]
     centre, spread, noise, penalty, coefficients = (torch.stack(parts, -1) for parts in zip(*outputs, strict=True))
-    spread = (spread * widen).clamp(max=MOST)
+    spread = (spread * widen).clamp(LEAST, MOST)
     return server._replace(centre=centre, spread=spread, noise=noise, penalty=penalty, coefficients=coefficients)
 
 

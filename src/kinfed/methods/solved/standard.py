@@ -3,7 +3,6 @@
 import math
 import warnings
 from collections.abc import Mapping, Sequence
-from copy import deepcopy
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, NamedTuple, cast
 
@@ -281,9 +280,8 @@ class Standard(Local, Advises, Solves):
 
 def _fit_estimator(client: Client) -> Tensor:
     """[d] the model that has fitted itself to the client's rows."""
-    model, module = client.model, cast(Estimator, deepcopy(client.model.module)).double().cpu()
-    x, y, w = rows_of(client, client.data.x)
-    module.fit(torch.from_numpy(x), torch.from_numpy(y), torch.from_numpy(np.ones(len(x)) if w is None else w))
+    model = client.model
+    module = cast(Estimator, model.module).fit_copy(*rows_of(client, client.data.x))
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     return torch.cat([tensors[e.name].flatten() for e in model.layout.entries]).detach().to(model.theta)
 
